@@ -16,6 +16,9 @@ use crate::closure::{self, ClosureError};
 /// zstd's level. 3 compresses a node's 30 MB in a quarter of a second to 12 MB; 19 takes half a minute for one MB less.
 const LEVEL: i32 = 3;
 
+/// Archives begin at multiples of four; those in front of others are padded to a block, as `cpio` does.
+const EARLY_ALIGNMENT: usize = 512;
+
 /// Why an initramfs could not be made.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // Documented by the messages.
@@ -53,6 +56,13 @@ impl Default for Tree {
 }
 
 impl Tree {
+    /// A tree with nothing in it.
+    fn empty() -> Tree {
+        Tree {
+            nodes: BTreeMap::new(),
+        }
+    }
+
     /// A tree with `/dev/console` and `/dev/null`.
     pub fn new() -> Tree {
         let device = |mode, major, minor| Node::Device { mode, major, minor };
@@ -188,6 +198,21 @@ impl Tree {
         };
         compress().map_err(InitramfsError::Compress)
     }
+}
+
+/// An archive that is placed in front of an initramfs: uncompressed, because the kernel reads it (for microcode) before it
+/// can decompress anything, and padded so that the next archive begins where the kernel looks for it. No files, no bytes.
+pub fn early(files: &BTreeMap<String, Vec<u8>>) -> Result<Vec<u8>, InitramfsError> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut tree = Tree::empty();
+    for (path, bytes) in files {
+        tree.file(path, 0o644, bytes.clone())?;
+    }
+    let mut archive = tree.to_cpio();
+    archive.resize(archive.len().next_multiple_of(EARLY_ALIGNMENT), 0);
+    Ok(archive)
 }
 
 fn write_node(archive: Vec<u8>, inode: u32, path: &str, node: &Node) -> io::Result<Vec<u8>> {

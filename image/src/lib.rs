@@ -65,6 +65,8 @@ pub struct System {
     pub programs: Vec<(PathBuf, String)>,
     /// Further files by their path in the initramfs, mode 0644.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Microcode, by the path where the kernel looks for it before it unpacks the initramfs.
+    pub microcode: BTreeMap<String, Vec<u8>>,
     /// The kernel's command line.
     pub command_line: CommandLine,
     /// os-release, for the UKI and, as `/etc/os-release`, for the initramfs.
@@ -76,7 +78,7 @@ pub struct System {
 pub struct Assembled {
     /// The kernel, unchanged.
     pub kernel: Vec<u8>,
-    /// cpio archive under zstd.
+    /// cpio archive under zstd; with microcode, behind an uncompressed one.
     pub initramfs: Vec<u8>,
     /// The unified kernel image, for [`uki::BOOT_PATH`].
     pub uki: Vec<u8>,
@@ -97,7 +99,8 @@ impl System {
         let kernel = read("kernel", &self.kernel)?;
         let stub = read("EFI stub", &self.stub)?;
         let tree = self.tree()?;
-        let initramfs = tree.to_zstd()?;
+        let mut initramfs = initramfs::early(&self.microcode)?;
+        initramfs.extend(tree.to_zstd()?);
         let uki = Uki {
             stub: &stub,
             os_release: &self.os_release,

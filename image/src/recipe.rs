@@ -22,14 +22,16 @@ use crate::{Assembled, Error, System};
 const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 
 /// The kernel's command line:
-/// - `console=ttyS0`: a node logs to the serial line; it has no screen.
+/// - `console=tty0 console=ttyS0`: the kernel's messages go to the screen and to the serial line. The node's go to the last
+///   of the two that exists: the serial line, or the screen of a machine that has none.
 /// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. A
 ///   direct boot of the kernel can append another value.
 /// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy forever.
 /// - `panic=-1`: a panic reboots at once.
 /// - `gpt`: read the backup if the primary partition table is damaged.
 /// - `quiet`: the serial line is slow, and boot waits for it.
-const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
+const COMMAND_LINE: &str =
+    "console=tty0 console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
 
 /// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -94,12 +96,23 @@ impl ImageSpec {
                 init,
                 programs,
                 files: BTreeMap::new(),
+                microcode: BTreeMap::new(),
                 command_line: CommandLine::parse(COMMAND_LINE)?,
                 os_release,
             },
             parameters: None,
             extensions: Vec::new(),
         })
+    }
+
+    /// Adds firmware, by its path in the initramfs.
+    pub fn add_firmware(&mut self, files: BTreeMap<String, Vec<u8>>) {
+        self.system.files.extend(files);
+    }
+
+    /// Sets the microcode that the kernel loads, by the paths where it looks for it.
+    pub fn set_microcode(&mut self, files: BTreeMap<String, Vec<u8>>) {
+        self.system.microcode = files;
     }
 
     /// Sets the extensions, replacing previous ones, and appends words to the command line.

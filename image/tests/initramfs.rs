@@ -8,7 +8,7 @@ use std::process::Command;
 
 use cpio::newc::Reader;
 use hearth_image::closure::{ClosureError, closure};
-use hearth_image::initramfs::{InitramfsError, Tree};
+use hearth_image::initramfs::{self, InitramfsError, Tree};
 
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
@@ -239,4 +239,27 @@ fn a_missing_library_is_named() {
         matches!(&error, ClosureError::NotFound { library, .. } if library == "libx.so.6"),
         "{error}"
     );
+}
+
+/// The kernel finds the path in the first bytes of the initramfs, and the compressed archive at the next block.
+#[test]
+fn microcode_is_in_front_and_uncompressed() {
+    let path = "/kernel/x86/microcode/GenuineIntel.bin";
+    let files = BTreeMap::from([(path.to_owned(), vec![7; 1000])]);
+    let early = initramfs::early(&files).unwrap();
+    assert_eq!(early.len() % 512, 0);
+    let names: Vec<String> = read_back(&early)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "kernel",
+            "kernel/x86",
+            "kernel/x86/microcode",
+            "kernel/x86/microcode/GenuineIntel.bin"
+        ]
+    );
+    assert!(initramfs::early(&BTreeMap::new()).unwrap().is_empty());
 }

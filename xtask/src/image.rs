@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hearth_build::cache;
 use hearth_extension::Extension;
+use hearth_firmware::Package;
 use hearth_image::output::Output;
 use hearth_image::{layout, recipe};
 
@@ -55,6 +56,12 @@ pub(crate) struct Args {
     /// of `cargo xtask kubernetes`)
     #[arg(long = "extension", value_name = "NAME[=DIR]")]
     extensions: Vec<Request>,
+    /// Include the firmware in this package of Debian's non-free-firmware, such as firmware-bnx2x; can be repeated
+    #[arg(long = "firmware", value_name = "PACKAGE")]
+    firmware: Vec<Package>,
+    /// Include the microcode of Debian's packages for Intel's and AMD's processors
+    #[arg(long)]
+    microcode: bool,
     /// Append to the kernel command line
     #[arg(
         long,
@@ -63,6 +70,17 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     cmdline_extra: String,
+}
+
+impl Args {
+    /// Whether `run` and the tests boot such images.
+    fn is_standard(&self) -> bool {
+        self.init.is_none()
+            && self.parameters.is_none()
+            && self.firmware.is_empty()
+            && !self.microcode
+            && self.cmdline_extra.is_empty()
+    }
 }
 
 /// Image formats.
@@ -142,6 +160,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         recipe.parts.parameters =
             Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
     }
+    recipe.add_firmware(ui, &args.firmware, args.microcode)?;
     recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
     if args.check {
         return check(ui, &recipe);
@@ -149,10 +168,8 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     if args.format == Format::Qcow2 && find_program("qemu-img").is_none() {
         setup::ensure(ui, Needs::RUN)?;
     }
-    // Images around another program do not replace those that `run` and the tests boot.
-    let standard =
-        args.init.is_none() && args.parameters.is_none() && args.cmdline_extra.is_empty();
-    let folder = match standard {
+    // Images with other content do not replace those that `run` and the tests boot.
+    let folder = match args.is_standard() {
         true => folder(&folder_name(flavour, &args.extensions))?,
         false => folder("custom")?,
     };
@@ -306,6 +323,25 @@ impl ImageSpec {
         }
         let extensions = self.extensions.iter().map(Extension::part).collect();
         Ok(self.parts.extend(extensions, words)?)
+    }
+
+    /// Adds firmware and microcode, as asked for, and says which versions.
+    fn add_firmware(&mut self, ui: &Ui, packages: &[Package], microcode: bool) -> Result<()> {
+        let mut found = Vec::new();
+        if !packages.is_empty() {
+            let firmware = hearth_firmware::firmware(ui, packages)?;
+            self.parts.add_firmware(firmware.files);
+            found.extend(firmware.packages);
+        }
+        if microcode {
+            let microcode = hearth_firmware::microcode(ui)?;
+            self.parts.set_microcode(microcode.files);
+            found.extend(microcode.packages);
+        }
+        if !found.is_empty() {
+            ui.say(format_args!("with {}", found.join(", ")));
+        }
+        Ok(())
     }
 
     /// Writes all outputs that are not up to date into `folder`.

@@ -37,8 +37,8 @@ const PROMISES: &[(&str, Bound)] = &[
     ("kubernetes.hearth_resident_bytes", Bound::AtMost(40e6)),
     ("kubernetes.pod_ratio_script", Bound::AtMost(1.25)),
     ("size.init_bytes", Bound::AtMost(9e6)),
-    ("size.uki_bytes", Bound::AtMost(20e6)),
-    ("size.image_allocated_bytes", Bound::AtMost(25e6)),
+    ("size.uki_bytes", Bound::AtMost(27e6)),
+    ("size.image_allocated_bytes", Bound::AtMost(32e6)),
 ];
 
 impl Bound {

@@ -3,7 +3,7 @@
 //! apt already has the machine's mirrors, proxies and keys, and checks every signature and hash. It runs with a private
 //! configuration, because the machine's usually lists no source packages and must not be changed, and because fetching
 //! must work for an ordinary user. The private configuration repeats the machine's entries with their sources added,
-//! and its `Acquire` settings; index files, cache and state are in a scratch folder. The machine's hooks are left out:
+//! and, where a caller needs them, further components of Debian, such as the one with firmware; also repeated are its `Acquire` settings; index files, cache and state are in a scratch folder. The machine's hooks are left out:
 //! they belong to the machine's own updates.
 
 use std::fs;
@@ -20,6 +20,34 @@ pub struct Apt {
     fetched: PathBuf,
 }
 
+/// A binary package that the mirror has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Available {
+    /// The name of its file ("firmware-bnx2_20230210-5_all.deb").
+    pub file: String,
+    /// The hash of the file in the signed index, with its kind ("SHA256:…").
+    pub hash: String,
+}
+
+impl Available {
+    /// The name of the package.
+    pub fn package(&self) -> &str {
+        self.file.split('_').next().unwrap_or_default()
+    }
+
+    /// Parses a line of `--print-uris`: `'URI' FILE SIZE HASH`.
+    fn parse(line: &str) -> Option<Available> {
+        let (_, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+        match rest.split_whitespace().collect::<Vec<_>>()[..] {
+            [file, _size, hash] if file.ends_with(".deb") => Some(Available {
+                file: file.to_owned(),
+                hash: hash.to_owned(),
+            }),
+            _ => None,
+        }
+    }
+}
+
 /// Why packages were not fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum AptError {
@@ -34,6 +62,16 @@ pub enum AptError {
 impl Apt {
     /// Prepares apt for packages of this Debian release ("bookworm"), in an empty folder.
     pub fn new(progress: &dyn Progress, scratch: &Path, release: &str) -> Result<Apt, AptError> {
+        Apt::with_components(progress, scratch, release, &[])
+    }
+
+    /// The same, with further components of Debian ("non-free-firmware") from the machine's mirrors of this release.
+    pub fn with_components(
+        progress: &dyn Progress,
+        scratch: &Path,
+        release: &str,
+        components: &[&str],
+    ) -> Result<Apt, AptError> {
         let dir = scratch.join("apt");
         let sources = dir.join("sources");
         let fetched = scratch.join("fetched");
@@ -44,7 +82,11 @@ impl Apt {
         ] {
             create_dir(folder)?;
         }
-        copy_entries(Path::new("/etc/apt"), &sources)?;
+        let debian = Components {
+            suites: suites(release),
+            components,
+        };
+        copy_entries(Path::new("/etc/apt"), &sources, &debian)?;
         write(&dir.join("preferences"), preferences(release))?;
         write(&dir.join("state/status"), "")?;
         let machine = Cmd::new("apt-config").arg("dump").output(progress)?;
@@ -58,12 +100,28 @@ impl Apt {
         self.follow(progress, task, self.get("update"))
     }
 
+    /// The binary packages of these names, in the versions that [`Apt::download`] would fetch.
+    pub fn available<'a>(
+        &self,
+        progress: &dyn Progress,
+        packages: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<Available>, CommandError> {
+        let printed = self.get("download").arg("--print-uris").args(packages);
+        let printed = printed.dir(&self.fetched).output(progress)?;
+        Ok(printed.lines().filter_map(Available::parse).collect())
+    }
+
+    /// The folder that files are fetched into.
+    pub fn fetched(&self) -> &Path {
+        &self.fetched
+    }
+
     /// Fetches binary packages of these names.
-    pub fn download(
+    pub fn download<'a>(
         &self,
         progress: &dyn Progress,
         task: &dyn Task,
-        packages: impl Iterator<Item = &'static str>,
+        packages: impl IntoIterator<Item = &'a str>,
     ) -> Result<(), CommandError> {
         self.follow(progress, task, self.get("download").args(packages))
     }
@@ -125,7 +183,7 @@ impl Apt {
 }
 
 /// Copies the machine's package entries, adding sources to each.
-fn copy_entries(from: &Path, to: &Path) -> Result<(), FileError> {
+fn copy_entries(from: &Path, to: &Path, debian: &Components<'_>) -> Result<(), FileError> {
     let mut files = vec![from.join("sources.list")];
     if let Ok(parts) = from.join("sources.list.d").read_dir() {
         files.extend(parts.flatten().map(|entry| entry.path()));
@@ -137,13 +195,75 @@ fn copy_entries(from: &Path, to: &Path) -> Result<(), FileError> {
             continue;
         };
         let text = match file.extension().and_then(|extension| extension.to_str()) {
-            Some("list") => with_sources_of_lines(&text),
-            Some("sources") => with_sources_of_stanzas(&text),
+            Some("list") => with_sources_of_lines(&debian.in_lines(&text)),
+            Some("sources") => with_sources_of_stanzas(&debian.in_stanzas(&text)),
             _ => continue,
         };
         write(&to.join(&*name), text)?;
     }
     Ok(())
+}
+
+/// The suites of a release of Debian.
+fn suites(release: &str) -> [String; 3] {
+    ["", "-updates", "-security"].map(|part| format!("{release}{part}"))
+}
+
+/// Components that are added to the entries for these suites. Entries of other providers have other suites.
+struct Components<'a> {
+    suites: [String; 3],
+    components: &'a [&'a str],
+}
+
+impl Components<'_> {
+    fn is_suite(&self, word: &str) -> bool {
+        self.suites.iter().any(|suite| suite == word)
+    }
+
+    /// Those that are not among the words of an entry, each after a blank.
+    fn missing_in(&self, entry: &str) -> String {
+        let listed = |component: &str| entry.split_whitespace().any(|word| word == component);
+        let missing = self.components.iter().filter(|word| !listed(word));
+        missing.map(|word| format!(" {word}")).collect()
+    }
+
+    fn in_lines(&self, text: &str) -> String {
+        let mut lines = String::new();
+        for line in text.lines() {
+            let entry = line.split('#').next().unwrap_or_default().trim_end();
+            match entry.split_whitespace().any(|word| self.is_suite(word)) {
+                true => lines += &format!("{entry}{}\n", self.missing_in(entry)),
+                false => lines += &format!("{line}\n"),
+            }
+        }
+        lines
+    }
+
+    fn in_stanzas(&self, text: &str) -> String {
+        let stanzas = text.split("\n\n").map(|stanza| self.in_stanza(stanza));
+        stanzas.collect::<Vec<_>>().join("\n")
+    }
+
+    fn in_stanza(&self, stanza: &str) -> String {
+        let field = |line: &str, wanted: &str| {
+            let (name, value) = line.split_once(':')?;
+            let is = name.eq_ignore_ascii_case(wanted);
+            is.then(|| value.to_owned())
+        };
+        let ours = stanza.lines().any(|line| {
+            let suites = field(line, "suites").unwrap_or_default();
+            suites.split_whitespace().any(|word| self.is_suite(word))
+        });
+        let mut lines = String::new();
+        for line in stanza.lines() {
+            lines += line;
+            if ours && let Some(listed) = field(line, "components") {
+                lines += &self.missing_in(&listed);
+            }
+            lines += "\n";
+        }
+        lines
+    }
 }
 
 fn with_sources_of_lines(text: &str) -> String {
@@ -176,10 +296,8 @@ fn with_sources_of_stanzas(text: &str) -> String {
 
 /// Prefers packages of this Debian release to those of the same name from anywhere else, backports included.
 fn preferences(release: &str) -> String {
-    ["", "-updates", "-security"]
-        .map(|part| {
-            format!("Package: *\nPin: release o=Debian,n={release}{part}\nPin-Priority: 990\n")
-        })
+    suites(release)
+        .map(|suite| format!("Package: *\nPin: release o=Debian,n={suite}\nPin-Priority: 990\n"))
         .join("\n")
 }
 
@@ -228,6 +346,44 @@ mod tests {
             with_sources_of_stanzas(stanzas),
             "Types: deb deb-src\nURIs: http://mirror/debian\n\ntypes: deb deb-src\n"
         );
+    }
+
+    #[test]
+    fn components_are_added_to_the_entries_of_the_release_alone() {
+        let firmware = Components {
+            suites: suites("bookworm"),
+            components: &["non-free-firmware"],
+        };
+        let lines = "deb http://mirror/debian bookworm main # ours\n\
+                     deb http://mirror/debian bookworm-updates main non-free-firmware\n\
+                     deb http://other/apt cloud-sdk-bookworm main\n";
+        assert_eq!(
+            firmware.in_lines(lines),
+            "deb http://mirror/debian bookworm main non-free-firmware\n\
+             deb http://mirror/debian bookworm-updates main non-free-firmware\n\
+             deb http://other/apt cloud-sdk-bookworm main\n"
+        );
+        let stanzas = "Types: deb\nComponents: main\nSuites: bookworm-security\n\n\
+                       Types: deb\nSuites: nodistro\nComponents: main\n";
+        assert_eq!(
+            firmware.in_stanzas(stanzas),
+            "Types: deb\nComponents: main non-free-firmware\nSuites: bookworm-security\n\n\
+             Types: deb\nSuites: nodistro\nComponents: main\n"
+        );
+        let none = Components {
+            components: &[],
+            ..firmware
+        };
+        assert_eq!(none.in_stanzas(stanzas), stanzas);
+    }
+
+    #[test]
+    fn what_the_mirror_has_is_read_from_its_addresses() {
+        let line = "'http://mirror/pool/firmware-bnx2_20230210-5_all.deb' firmware-bnx2_20230210-5_all.deb 123 SHA256:ab";
+        let available = Available::parse(line).unwrap();
+        assert_eq!(available.package(), "firmware-bnx2");
+        assert_eq!(available.hash, "SHA256:ab");
+        assert_eq!(Available::parse("Reading package lists..."), None);
     }
 
     #[test]

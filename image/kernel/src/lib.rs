@@ -13,6 +13,7 @@
 //! The same inputs give the same bytes: the time, user, host and build number that the kernel would record are fixed,
 //! and tools that Kconfig only probes for are hidden from it.
 
+pub mod drivers;
 pub mod fragment;
 
 use std::path::{Path, PathBuf};
@@ -23,10 +24,11 @@ use hearth_build::files::{self, FileError, Log};
 use hearth_build::progress::{Length, Progress, Task};
 use ring::digest::{SHA256, digest};
 
+use self::drivers::{Driver, DriversError};
 use self::fragment::{Fragment, FragmentError};
 
 /// Version of the steps below, part of the cache key: must be raised when a change of the steps changes the result.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// Approximate number of steps that make announces for the whole build; only the progress bar depends on it.
 const EXPECTED_STEPS: u64 = 2260;
@@ -50,6 +52,9 @@ pub enum KernelError {
     /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The list of drivers could not be made or read.
+    #[error(transparent)]
+    Drivers(#[from] DriversError),
     /// The build failed after its inputs were found.
     #[error("cannot build the kernel; the full log is {}", log.display())]
     NotBuilt {
@@ -77,6 +82,8 @@ pub struct Kernel {
     pub source: String,
     /// SHA-256 of the whole configuration, in hex.
     pub config_hash: String,
+    /// The list of its drivers ([`Kernel::drivers`]).
+    drivers: PathBuf,
 }
 
 /// The fragments of one kernel, by purpose. No option is in two of them.
@@ -95,6 +102,13 @@ pub fn ensure(
         build(progress, &inputs, builder, scratch)
     })?;
     Kernel::read(&entry)
+}
+
+/// The kernel that [`ensure`] would return, if it is in the cache. Builds nothing.
+pub fn cached(progress: &dyn Progress, config: &Path) -> Result<Option<Kernel>, KernelError> {
+    let inputs = Inputs::gather(progress, config, &[])?;
+    let entry = Cache::of_user("kernel")?.get(&inputs.key());
+    entry.map(|entry| Kernel::read(&entry)).transpose()
 }
 
 /// The pinned series of the kernel ("6.12"), which names Debian's source package.
@@ -212,6 +226,7 @@ fn build(
     files::write(&entry.join("version"), version)?;
     files::write(&entry.join("config"), finished.config)?;
     files::write(&entry.join("bzImage"), finished.bzimage)?;
+    files::write(&entry.join("drivers"), drivers::to_text(&finished.drivers))?;
     task.done();
     Ok(entry)
 }
@@ -220,6 +235,7 @@ struct Finished {
     version: String,
     config: String,
     bzimage: Vec<u8>,
+    drivers: Vec<Driver>,
 }
 
 /// The unpacked source and its build commands.
@@ -246,6 +262,7 @@ impl Make<'_> {
             version: files::read_text(&version)?.trim().to_owned(),
             config,
             bzimage: files::read(&self.source.join("arch/x86/boot/bzImage"))?,
+            drivers: drivers::collect(&self.source)?,
         })
     }
 
@@ -284,6 +301,11 @@ impl Make<'_> {
 }
 
 impl Kernel {
+    /// Its drivers, by their paths in the sources.
+    pub fn drivers(&self) -> Result<Vec<Driver>, KernelError> {
+        Ok(drivers::parse(&files::read_text(&self.drivers)?)?)
+    }
+
     fn read(entry: &Path) -> Result<Kernel, KernelError> {
         let recorded = files::read_text(&entry.join("version"))?;
         let Some((version, source)) = recorded.trim_end().split_once('\n') else {
@@ -294,6 +316,7 @@ impl Kernel {
         let config = files::read(&entry.join("config"))?;
         Ok(Kernel {
             bzimage: entry.join("bzImage"),
+            drivers: entry.join("drivers"),
             version: version.to_owned(),
             source: source.to_owned(),
             config_hash: hex::encode(digest(&SHA256, &config)),

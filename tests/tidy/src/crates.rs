@@ -33,8 +33,10 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-image", "", ""),
     ("hearth-build", "", ""),
     ("hearth-bundle", "build", ""),
-    ("hearth-kernel", "build", ""),
+    // The page about hardware says which drivers our machines have booted.
+    ("hearth-kernel", "build", "qemu"),
     ("hearth-extension", "api build image", ""),
+    ("hearth-firmware", "build", ""),
     ("hearth-process", "", ""),
     ("hearth-switch", "process", ""),
     ("hearth-qemu", "api process switch", ""),
@@ -42,7 +44,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-tests", "api lab qemu", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
-    ("xtask", "api build bundle extension image kernel lab qemu runner tidy", ""),
+    ("xtask", "api build bundle extension firmware image kernel lab qemu runner tidy", ""),
 ];
 
 /// Our crates.
