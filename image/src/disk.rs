@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use gpt::disk::LogicalBlockSize;
 use gpt::mbr::ProtectiveMBR;
 use uuid::Uuid;
 
@@ -46,7 +47,33 @@ pub enum DiskError {
 }
 
 const MIB: u64 = 1 << 20;
-const SECTOR: u64 = 512;
+
+/// The size of the disk's logical sectors: partition tables count in them, and FAT32 must not have smaller ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SectorSize {
+    /// Nearly all disks.
+    #[default]
+    B512,
+    /// Disks without an emulation of small sectors ("4K native").
+    B4096,
+}
+
+impl SectorSize {
+    /// Bytes in a sector.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            SectorSize::B512 => 512,
+            SectorSize::B4096 => 4096,
+        }
+    }
+
+    fn of_gpt(self) -> LogicalBlockSize {
+        match self {
+            SectorSize::B512 => LogicalBlockSize::Lb512,
+            SectorSize::B4096 => LogicalBlockSize::Lb4096,
+        }
+    }
+}
 
 /// The seed of GUIDs and volume IDs; a hash of the content, say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +118,8 @@ impl Seed {
 pub struct Disk {
     /// Seed of GUIDs and volume IDs.
     pub seed: Seed,
+    /// Of the disk that it is for.
+    pub sector_size: SectorSize,
     /// In their order on the disk.
     pub partitions: Vec<Partition>,
 }
@@ -122,8 +151,8 @@ pub enum PartitionContent {
         /// Bytes that must stay free.
         reserve: u64,
     },
-    /// These bytes, followed by zeros.
-    Bytes(Content),
+    /// These bytes at these offsets, in ascending order, and zeros elsewhere.
+    Bytes(Vec<(u64, Content)>),
 }
 
 impl Disk {
@@ -151,7 +180,7 @@ impl Disk {
         let mut start = MIB;
         for (number, partition) in self.partitions.iter().enumerate() {
             let label = &partition.label;
-            if let Some(spec) = partition.fat(self.seed, number, start) {
+            if let Some(spec) = partition.fat(self, number, start) {
                 let plan = spec.plan().map_err(|source| DiskError::Fat {
                     label: label.clone(),
                     source,
@@ -159,8 +188,8 @@ impl Disk {
                 plan.write_to(file, start)
                     .map_err(failed(&format!("partition {label}")))?;
             }
-            if let PartitionContent::Bytes(content) = &partition.content {
-                file.seek(SeekFrom::Start(start))
+            for (offset, content) in partition.bytes() {
+                file.seek(SeekFrom::Start(start + offset))
                     .and_then(|_| content.copy_to(file))
                     .map_err(failed(&format!("partition {label}")))?;
             }
@@ -187,13 +216,15 @@ impl Disk {
                     label: label.clone(),
                 });
             }
-            if let PartitionContent::Bytes(content) = &partition.content
-                && content.length() > *size
-            {
+            let ends = partition.bytes().iter();
+            let length = ends
+                .map(|(offset, content)| offset + content.length())
+                .max();
+            if let Some(length) = length.filter(|length| length > size) {
                 return Err(DiskError::TooLong {
                     label: label.clone(),
                     size: *size,
-                    length: content.length(),
+                    length,
                 });
             }
         }
@@ -201,8 +232,9 @@ impl Disk {
     }
 
     fn write_tables(&self, file: &mut File) -> Result<(), DiskError> {
+        let sector = self.sector_size.bytes();
         // All sectors but the first; the field's largest number also means any larger one.
-        let protected = u32::try_from(self.size() / SECTOR - 1).unwrap_or(u32::MAX);
+        let protected = u32::try_from(self.size() / sector - 1).unwrap_or(u32::MAX);
         ProtectiveMBR::with_lb_size(protected).overwrite_lba0(file)?;
         file.rewind().map_err(|source| DiskError::Write {
             part: "partition table".into(),
@@ -220,8 +252,8 @@ impl Disk {
                         os: gpt::partition_types::OperatingSystem::None,
                     },
                     part_guid: self.seed.guid(&format!("partition {number}")),
-                    first_lba: start / SECTOR,
-                    last_lba: end / SECTOR - 1,
+                    first_lba: start / sector,
+                    last_lba: end / sector - 1,
                     flags: 0,
                     name: partition.label.clone(),
                 },
@@ -230,6 +262,7 @@ impl Disk {
         }
         let mut disk = gpt::GptConfig::new()
             .writable(true)
+            .logical_block_size(self.sector_size.of_gpt())
             .create_from_device(&mut *file, Some(self.seed.guid("disk")))?;
         disk.update_partitions(table)?;
         disk.write()?;
@@ -238,7 +271,14 @@ impl Disk {
 }
 
 impl Partition {
-    fn fat(&self, seed: Seed, number: usize, start: u64) -> Option<FatSpec> {
+    fn bytes(&self) -> &[(u64, Content)] {
+        match &self.content {
+            PartitionContent::Bytes(bytes) => bytes,
+            PartitionContent::Blank | PartitionContent::Fat32 { .. } => &[],
+        }
+    }
+
+    fn fat(&self, disk: &Disk, number: usize, start: u64) -> Option<FatSpec> {
         let PartitionContent::Fat32 {
             label,
             files,
@@ -249,10 +289,11 @@ impl Partition {
         };
         Some(FatSpec {
             size: self.size,
+            sector_size: disk.sector_size,
             // Informative; systems that read it do not have an ESP beyond 2 TiB.
-            hidden_sectors: u32::try_from(start / SECTOR).unwrap_or(0),
+            hidden_sectors: u32::try_from(start / disk.sector_size.bytes()).unwrap_or(0),
             label: label.clone(),
-            volume_id: seed.volume_id(&format!("volume {number}")),
+            volume_id: disk.seed.volume_id(&format!("volume {number}")),
             reserve: *reserve,
             files: files.clone(),
         })

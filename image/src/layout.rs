@@ -1,10 +1,17 @@
 //! The disk that a node boots from: its partitions, and the labels and types that the node finds them by.
 //!
 //! ```text
-//! HEARTH-ESP        FAT32: the unified kernel image, perhaps parameters; room for a second image
-//! HEARTH-EXT-NAME   one for each extension, sealed
-//! HEARTH-DATA       blank; last, because the node grows it to the disk's end
+//! HEARTH-ESP      1 GiB    FAT32: boot loader, unified kernel image, perhaps parameters; room for two more images
+//! HEARTH-EXT-A    1 GiB    extension slot: the extensions of the image, one after the other
+//! HEARTH-EXT-B    1 GiB    extension slot: blank, for those of the next release
+//! HEARTH-DATA     512 MiB  blank; last, because the node grows it to the disk's end
 //! ```
+//!
+//! Every image has all four, so that each machine can be updated to any later image: the partitions of an installed
+//! disk cannot be moved. The image file is sparse, so empty partitions take no space.
+//!
+//! The firmware starts systemd-boot, which starts the newest unified kernel image in `EFI/Linux` without a menu. It does
+//! nothing that the firmware could not do with one image; with an update it counts the boots of the new one.
 //!
 //! The node defines the same names and types (`hearth_api::names`); neither side depends on the other, so each can be
 //! built alone. A test of `xtask`, which depends on both, compares them.
@@ -16,14 +23,20 @@ use std::path::{Path, PathBuf};
 use uuid::{Uuid, uuid};
 
 use crate::content::Content;
-use crate::disk::{Disk, DiskError, Partition, PartitionContent, Seed};
+use crate::disk::{Disk, DiskError, Partition, PartitionContent, SectorSize, Seed};
 use crate::fat::VolumeLabel;
-use crate::uki::BOOT_PATH;
 
 const MIB: u64 = 1 << 20;
 
-/// Two UKIs and space to grow. Small enough for 1-KiB clusters.
-pub const ESP_SIZE: u64 = 128 * MIB;
+/// Where UEFI firmware looks for a program on a disk that has no boot entry.
+pub const LOADER_PATH: &str = "EFI/BOOT/BOOTX64.EFI";
+/// The configuration of systemd-boot.
+pub const LOADER_CONFIGURATION_PATH: &str = "loader/loader.conf";
+/// Neither a menu nor a change of the kernel's command line.
+pub const LOADER_CONFIGURATION: &str = "timeout 0\neditor no\n";
+
+/// Size of the EFI system partition: three UKIs of the size that firmware, microcode and drivers can make them.
+pub const ESP_SIZE: u64 = 1024 * MIB;
 /// Label of the EFI system partition.
 pub const ESP_LABEL: &str = "HEARTH-ESP";
 /// UEFI's type GUID of it.
@@ -38,8 +51,14 @@ pub const DATA_LABEL: &str = "HEARTH-DATA";
 /// Its type GUID, specific to Hearth.
 pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
 
-/// Type GUID of an extension's partition.
+/// Type GUID of an extension slot.
 pub const EXTENSION_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-686561727478");
+/// Labels of the extension slots.
+pub const SLOT_LABELS: [&str; 2] = ["HEARTH-EXT-A", "HEARTH-EXT-B"];
+/// Size of an extension slot.
+pub const SLOT_SIZE: u64 = 1024 * MIB;
+/// An extension in a slot begins at a multiple of this many bytes: the block size of dm-verity.
+pub const SLOT_BLOCK: u64 = 4096;
 
 /// Why the disk could not be laid out.
 #[derive(Debug, thiserror::Error)]
@@ -53,92 +72,107 @@ pub enum LayoutError {
     Disk(#[from] DiskError),
 }
 
-/// A sealed extension.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Extension {
-    /// Label of its partition.
-    pub label: String,
-    /// Path of the file with the partition's bytes.
-    pub file: PathBuf,
-    /// The kernel command line argument that admits it.
-    pub word: String,
+/// The programs on the ESP.
+#[derive(Debug, Clone)]
+pub struct Boot {
+    /// systemd-boot.
+    pub loader: Content,
+    /// The unified kernel image.
+    pub uki: Content,
+    /// The version in its file name: letters, digits, `.`, `_`, `-`, `~`, `^` and `+`.
+    pub version: String,
 }
 
-impl Extension {
-    /// Its partition, rounded up to whole MiB.
-    fn partition(&self) -> Result<Partition, LayoutError> {
-        let content = content(&self.file)?;
-        Ok(Partition {
-            label: self.label.clone(),
-            type_guid: EXTENSION_TYPE,
-            size: content.length().next_multiple_of(MIB),
-            content: PartitionContent::Bytes(content),
-        })
+impl Boot {
+    /// The path of the unified kernel image of this version.
+    pub fn uki_path(version: &str) -> String {
+        format!("EFI/Linux/hearth-{version}.efi")
     }
 }
 
-/// The disk with the UKI at `uki`. Its seed is made of the content; the UKI contains the extensions' hashes.
-pub fn disk_of(
-    uki: &Path,
-    parameters: Option<&[u8]>,
-    extensions: &[Extension],
-) -> Result<Disk, LayoutError> {
-    let bytes = std::fs::read(uki).map_err(|source| LayoutError::Read {
-        path: uki.to_owned(),
-        source,
-    })?;
-    disk(
-        Seed::of(&[&bytes, parameters.unwrap_or_default()]),
-        content(uki)?,
-        parameters,
-        extensions,
-    )
-}
-
-/// The disk with this UKI.
+/// The disk with these programs, parameters, and extensions in the order of their starts. The seed is made of the
+/// content of all of them; the UKI contains the extensions' hashes.
 pub fn disk(
     seed: Seed,
-    uki: Content,
+    boot: Boot,
     parameters: Option<&[u8]>,
-    extensions: &[Extension],
-) -> Result<Disk, LayoutError> {
-    let files = parameters.map(|bytes| (PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec())));
-    let files = files.into_iter().collect();
-    let mut partitions = vec![esp_partition(ESP_LABEL, ESP_TYPE, ESP_SIZE, uki, files)?];
-    for extension in extensions {
-        partitions.push(extension.partition()?);
-    }
-    partitions.push(Partition {
-        label: DATA_LABEL.to_owned(),
-        type_guid: DATA_TYPE,
-        size: DATA_SIZE,
-        content: PartitionContent::Blank,
-    });
-    Ok(Disk { seed, partitions })
+    extensions: Vec<Content>,
+    sector_size: SectorSize,
+) -> Result<Disk, DiskError> {
+    let parameters =
+        parameters.map(|bytes| (PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec())));
+    let [first, second] = SLOT_LABELS;
+    Ok(Disk {
+        seed,
+        sector_size,
+        partitions: vec![
+            esp_partition(
+                ESP_LABEL,
+                ESP_TYPE,
+                ESP_SIZE,
+                boot,
+                parameters.into_iter().collect(),
+            )?,
+            slot(first, extensions),
+            slot(second, Vec::new()),
+            Partition {
+                label: DATA_LABEL.to_owned(),
+                type_guid: DATA_TYPE,
+                size: DATA_SIZE,
+                content: PartitionContent::Blank,
+            },
+        ],
+    })
 }
 
-fn content(path: &Path) -> Result<Content, LayoutError> {
+/// Where each extension begins in its slot, in blocks, by the lengths of all in bytes.
+pub fn starts(lengths: impl IntoIterator<Item = u64>) -> Vec<u64> {
+    let place = |end: &mut u64, length: u64| {
+        let start = *end;
+        *end += length.div_ceil(SLOT_BLOCK);
+        Some(start)
+    };
+    lengths.into_iter().scan(0, place).collect()
+}
+
+fn slot(label: &str, extensions: Vec<Content>) -> Partition {
+    let places = starts(extensions.iter().map(Content::length));
+    let places = places.into_iter().map(|block| block * SLOT_BLOCK);
+    Partition {
+        label: label.to_owned(),
+        type_guid: EXTENSION_TYPE,
+        size: SLOT_SIZE,
+        content: PartitionContent::Bytes(places.zip(extensions).collect()),
+    }
+}
+
+/// The content of a file.
+pub fn content(path: &Path) -> Result<Content, LayoutError> {
     Content::of_file(path).map_err(|source| LayoutError::Unusable {
         path: path.to_owned(),
         source,
     })
 }
 
-/// An EFI system partition that starts `uki`, with `files` by their paths, and space for a second UKI of the same size
-/// and some growth: an update writes the new one before it removes the old one.
+/// An EFI system partition that boots, with `files` by their paths, and space for two more UKIs with some growth: an
+/// update writes the new one before it removes an old one, and the one before that stays until the new one has proved
+/// itself.
 pub fn esp_partition(
     label: &str,
     type_guid: Uuid,
     size: u64,
-    uki: Content,
+    boot: Boot,
     mut files: BTreeMap<String, Content>,
 ) -> Result<Partition, DiskError> {
     let volume = VolumeLabel::parse(label).map_err(|source| DiskError::Fat {
         label: label.to_owned(),
         source,
     })?;
-    let reserve = uki.length() + uki.length() / 4;
-    files.insert(BOOT_PATH.to_owned(), uki);
+    let reserve = 2 * (boot.uki.length() + boot.uki.length() / 4);
+    let configuration = Content::Bytes(LOADER_CONFIGURATION.into());
+    files.insert(LOADER_PATH.to_owned(), boot.loader);
+    files.insert(LOADER_CONFIGURATION_PATH.to_owned(), configuration);
+    files.insert(Boot::uki_path(&boot.version), boot.uki);
     Ok(Partition {
         label: label.to_owned(),
         type_guid,
@@ -149,4 +183,15 @@ pub fn esp_partition(
             reserve,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_follow_each_other_in_whole_blocks() {
+        assert_eq!(starts([4096, 4097, 1, 8192]), [0, 1, 3, 4]);
+        assert_eq!(starts([]), [0_u64; 0]);
+    }
 }

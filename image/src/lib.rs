@@ -80,7 +80,7 @@ pub struct Assembled {
     pub kernel: Vec<u8>,
     /// cpio archive under zstd; with microcode, behind an uncompressed one.
     pub initramfs: Vec<u8>,
-    /// The unified kernel image, for [`uki::BOOT_PATH`].
+    /// The unified kernel image.
     pub uki: Vec<u8>,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,

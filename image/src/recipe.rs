@@ -12,14 +12,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::disk::{Disk, DiskError};
-use crate::layout::{self, Extension, LayoutError};
+use crate::disk::{Disk, DiskError, SectorSize, Seed};
+use crate::layout::{self, Boot, LayoutError};
 use crate::output::{self, OutputError, write_if_changed};
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
 
 /// systemd's EFI stub, at Debian's path.
 const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
+/// systemd-boot, of the same package.
+pub const LOADER: &str = "/usr/lib/systemd/boot/efi/systemd-bootx64.efi";
 
 /// The kernel's command line:
 /// - `console=tty0 console=ttyS0`: the kernel's messages go to the screen and to the serial line. The node's go to the last
@@ -51,12 +53,33 @@ pub enum RecipeError {
     Gone,
 }
 
+/// A sealed extension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extension {
+    /// Path of the file with its bytes.
+    pub file: PathBuf,
+    /// The kernel command line argument that admits it at its place.
+    pub word: String,
+}
+
+/// The description of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// The version in the name of the UKI, see [`Boot::version`].
+    pub version: String,
+    /// The text of os-release.
+    pub os_release: String,
+}
+
 /// The specification of an image.
 #[derive(Debug, Clone)]
 pub struct ImageSpec {
     system: System,
+    version: String,
     /// Parameters of the node, for the ESP.
     pub parameters: Option<Vec<u8>>,
+    /// Of the disk that the image is for.
+    pub sector_size: SectorSize,
     extensions: Vec<Extension>,
 }
 
@@ -87,7 +110,7 @@ impl ImageSpec {
         kernel: PathBuf,
         init: PathBuf,
         programs: Vec<(PathBuf, String)>,
-        os_release: String,
+        release: Release,
     ) -> Result<ImageSpec, RecipeError> {
         Ok(ImageSpec {
             system: System {
@@ -98,9 +121,11 @@ impl ImageSpec {
                 files: BTreeMap::new(),
                 microcode: BTreeMap::new(),
                 command_line: CommandLine::parse(COMMAND_LINE)?,
-                os_release,
+                os_release: release.os_release,
             },
+            version: release.version,
             parameters: None,
+            sector_size: SectorSize::default(),
             extensions: Vec::new(),
         })
     }
@@ -115,7 +140,8 @@ impl ImageSpec {
         self.system.microcode = files;
     }
 
-    /// Sets the extensions, replacing previous ones, and appends words to the command line.
+    /// Sets the extensions, replacing previous ones, and appends words to the command line. The extensions are in the
+    /// order of [`layout::starts`].
     pub fn extend(&mut self, extensions: Vec<Extension>, words: &str) -> Result<(), RecipeError> {
         let mut line = COMMAND_LINE.to_owned();
         for extension in &extensions {
@@ -128,7 +154,17 @@ impl ImageSpec {
 
     /// The disk around the UKI at `uki`.
     pub fn disk(&self, uki: &Path) -> Result<Disk, LayoutError> {
-        layout::disk_of(uki, self.parameters.as_deref(), &self.extensions)
+        let files = self
+            .extensions
+            .iter()
+            .map(|extension| extension.file.as_path());
+        disk_of(
+            uki,
+            &self.version,
+            self.parameters.as_deref(),
+            files,
+            self.sector_size,
+        )
     }
 
     /// Builds the bootable parts in memory. Most of the work is done here.
@@ -146,7 +182,11 @@ impl ImageSpec {
             cmdline: self.system.command_line.as_str().to_owned(),
             init: self.system.init.clone(),
             contents: assembled.contents,
-            extensions: self.extensions.iter().map(|e| e.file.clone()).collect(),
+            extensions: self
+                .extensions
+                .iter()
+                .map(|extension| extension.file.clone())
+                .collect(),
         };
         write_if_changed(&artifacts.initramfs, &assembled.initramfs)?;
         write_if_changed(&artifacts.uki, &assembled.uki)?;
@@ -160,6 +200,44 @@ impl ImageSpec {
         }
         Ok(artifacts)
     }
+}
+
+/// The disk with the UKI at `uki`, of this version, and with these extensions. Its seed is made of the content.
+pub fn disk_of<'a>(
+    uki: &Path,
+    version: &str,
+    parameters: Option<&[u8]>,
+    extensions: impl Iterator<Item = &'a Path>,
+    sector_size: SectorSize,
+) -> Result<Disk, LayoutError> {
+    let read = |path: &Path| {
+        fs::read(path).map_err(|source| LayoutError::Read {
+            path: path.to_owned(),
+            source,
+        })
+    };
+    let loader = read(Path::new(LOADER))?;
+    // Of the size of the sectors, too: the GUIDs of two disks must differ.
+    let seed = Seed::of(&[
+        &loader,
+        version.as_bytes(),
+        &read(uki)?,
+        parameters.unwrap_or_default(),
+        &sector_size.bytes().to_le_bytes(),
+    ]);
+    let boot = Boot {
+        loader: loader.into(),
+        uki: layout::content(uki)?,
+        version: version.to_owned(),
+    };
+    let extensions = extensions.map(layout::content).collect::<Result<_, _>>()?;
+    Ok(layout::disk(
+        seed,
+        boot,
+        parameters,
+        extensions,
+        sector_size,
+    )?)
 }
 
 /// Identifies an image: its content, by its seed; the file as the builder left it; and the builder, which may lay out
@@ -190,17 +268,15 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::Content;
-    use crate::disk::Seed;
 
     fn small_disk() -> Disk {
-        layout::disk(
-            Seed::of(&[b"x"]),
-            Content::Bytes(vec![7; 100_000]),
-            Some(b"parameters"),
-            &[],
-        )
-        .unwrap()
+        let boot = Boot {
+            loader: vec![6; 10_000].into(),
+            uki: vec![7; 100_000].into(),
+            version: "1".into(),
+        };
+        let (seed, sector_size) = (Seed::of(&[b"x"]), SectorSize::default());
+        layout::disk(seed, boot, Some(b"parameters"), Vec::new(), sector_size).unwrap()
     }
 
     #[test]

@@ -1,11 +1,8 @@
 //! Unified kernel images (UAPI group specification 5): one EFI program of stub, kernel, command line, os-release and
-//! initramfs, which the firmware starts as `EFI/BOOT/BOOTX64.EFI`.
+//! initramfs, which the boot loader starts.
 
 use crate::kernel::{self, KernelError};
 use crate::pe::{self, PeError, Section};
-
-/// Where UEFI firmware looks on a disk that has no boot entry.
-pub const BOOT_PATH: &str = "EFI/BOOT/BOOTX64.EFI";
 
 /// x86 kernels accept 2047 characters and a NUL.
 const LONGEST_COMMAND_LINE: usize = 2047;

@@ -11,14 +11,22 @@ use std::path::Path;
 use std::process::Command;
 
 use hearth_image::content::Content;
-use hearth_image::disk::{Disk, DiskError, Partition, PartitionContent, Seed};
+use hearth_image::disk::{Disk, DiskError, Partition, PartitionContent, SectorSize, Seed};
 use hearth_image::fat::FatError;
-use hearth_image::layout::esp_partition;
+use hearth_image::layout::{Boot, esp_partition};
 use uuid::{Uuid, uuid};
 
 const MIB: u64 = 1 << 20;
 const ESP: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 const DATA: Uuid = uuid!("0f0e0d0c-0b0a-4908-8706-050403020100");
+
+fn boot(uki: Content) -> Boot {
+    Boot {
+        loader: vec![0x10; 100_000].into(),
+        uki,
+        version: "1.2".into(),
+    }
+}
 
 fn disk(uki: Content) -> Disk {
     let files = BTreeMap::from([(
@@ -27,8 +35,9 @@ fn disk(uki: Content) -> Disk {
     )]);
     Disk {
         seed: Seed::of(&[b"test"]),
+        sector_size: SectorSize::B512,
         partitions: vec![
-            esp_partition("HEARTH-ESP", ESP, 128 * MIB, uki, files).unwrap(),
+            esp_partition("HEARTH-ESP", ESP, 128 * MIB, boot(uki), files).unwrap(),
             Partition {
                 label: "HEARTH-DATA".into(),
                 type_guid: DATA,
@@ -95,37 +104,59 @@ fn the_table_is_clean_and_says_what_was_asked_for() {
 }
 
 #[test]
-fn the_esp_is_clean_and_holds_the_uki() {
+fn the_esp_is_clean_and_boots_the_uki() {
     let directory = tempfile::tempdir().unwrap();
     let path = written(directory.path());
+    check_esp(directory.path(), &path, 128 * MIB);
+}
+
+#[test]
+fn a_disk_with_large_sectors_has_table_and_esp_of_large_sectors() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    let mut large = disk(Content::Bytes(vec![0xee; 2_000_000]));
+    large.sector_size = SectorSize::B4096;
+    large.partitions[0].size = 300 * MIB;
+    large.write(&path).unwrap();
+    check_esp(directory.path(), &path, 300 * MIB);
+    let blocks = gpt::disk::LogicalBlockSize::Lb4096;
+    let config = gpt::GptConfig::new().logical_block_size(blocks);
+    let table = config.open(&path).unwrap();
+    let partitions = table.partitions();
+    let places = partitions
+        .values()
+        .map(|partition| (partition.first_lba, partition.last_lba));
+    let places: Vec<_> = places.collect();
+    assert_eq!(places, [(256, 301 * 256 - 1), (301 * 256, 813 * 256 - 1)]);
     let mut file = File::open(&path).unwrap();
+    let mbr = gpt::mbr::ProtectiveMBR::from_disk(&mut file, blocks).unwrap();
+    assert_eq!(mbr.partition(0).unwrap().lb_size as u64, 814 * 256 - 1);
+}
+
+/// Checks the ESP of this size, at 1 MiB of an image.
+fn check_esp(directory: &Path, image: &Path, size: u64) {
+    let mut file = File::open(image).unwrap();
     file.seek(SeekFrom::Start(MIB)).unwrap();
     let mut volume = Vec::new();
-    file.take(128 * MIB).read_to_end(&mut volume).unwrap();
-    let esp = directory.path().join("esp");
+    file.take(size).read_to_end(&mut volume).unwrap();
+    let esp = directory.join("esp");
     std::fs::write(&esp, &volume).unwrap();
     tools::fsck(&esp);
 
-    let file = File::options().read(true).write(true).open(&path).unwrap();
-    let slice = fscommon::StreamSlice::new(file, MIB, 129 * MIB).unwrap();
+    let file = File::options().read(true).write(true).open(image).unwrap();
+    let slice = fscommon::StreamSlice::new(file, MIB, MIB + size).unwrap();
     let volume = fatfs::FileSystem::new(slice, fatfs::FsOptions::new()).unwrap();
     assert_eq!(volume.volume_label(), "HEARTH-ESP");
-    let mut uki = Vec::new();
-    volume
-        .root_dir()
-        .open_file("EFI/BOOT/BOOTX64.EFI")
-        .unwrap()
-        .read_to_end(&mut uki)
-        .unwrap();
-    assert_eq!(uki, vec![0xee; 2_000_000]);
-    let mut parameters = Vec::new();
-    volume
-        .root_dir()
-        .open_file("hearth/parameters.pb")
-        .unwrap()
-        .read_to_end(&mut parameters)
-        .unwrap();
-    assert_eq!(parameters, [5; 77]);
+    let read = |path: &str| {
+        let mut content = Vec::new();
+        let mut file = volume.root_dir().open_file(path).unwrap();
+        file.read_to_end(&mut content).unwrap();
+        content
+    };
+    assert_eq!(read("EFI/BOOT/BOOTX64.EFI"), vec![0x10; 100_000]);
+    assert_eq!(read("loader/loader.conf"), b"timeout 0\neditor no\n");
+    assert_eq!(read("EFI/Linux/hearth-1.2.efi"), vec![0xee; 2_000_000]);
+    assert_eq!(read("hearth/parameters.pb"), [5; 77]);
 }
 
 #[test]
@@ -135,7 +166,7 @@ fn only_content_takes_space_and_data_is_blank() {
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.len(), 642 * MIB);
     assert!(
-        metadata.blocks() * 512 < 2_200_000,
+        metadata.blocks() * 512 < 2_300_000,
         "{} bytes allocated",
         metadata.blocks() * 512
     );
@@ -187,8 +218,8 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         corrupt.write(&path),
         Err(DiskError::PartitionLabel { .. })
     ));
-    // Fits once, not twice.
-    let large = disk(Content::Bytes(vec![1; 70 << 20]));
+    // Fits once, not three times.
+    let large = disk(Content::Bytes(vec![1; 40 << 20]));
     assert!(matches!(
         large.write(&path),
         Err(DiskError::Fat {

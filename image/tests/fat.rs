@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{Cursor, Read};
 
 use hearth_image::content::Content;
+use hearth_image::disk::SectorSize;
 use hearth_image::fat::{FatError, FatSpec, VolumeLabel};
 use proptest::prelude::*;
 
@@ -16,6 +17,7 @@ const MIB: u64 = 1 << 20;
 fn spec(size: u64, files: impl IntoIterator<Item = (String, Vec<u8>)>) -> FatSpec {
     FatSpec {
         size,
+        sector_size: SectorSize::B512,
         hidden_sectors: 2048,
         label: VolumeLabel::parse("TEST").unwrap(),
         volume_id: 0x1234_abcd,

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use hearth_image::Uuid;
 use hearth_image::content::Content;
-use hearth_image::disk::{Disk, Seed};
-use hearth_image::layout::esp_partition;
+use hearth_image::disk::{Disk, SectorSize, Seed};
+use hearth_image::layout::{Boot, esp_partition};
 
 const FOLDER: &str = "HEARTH_INTERRUPTED_TEST_FOLDER";
 const UKI_LENGTH: u64 = 8 << 20;
@@ -27,9 +27,15 @@ fn build_that_is_killed() {
         path: folder.join("pipe"),
         length: UKI_LENGTH,
     };
-    let esp = esp_partition("ESP", Uuid::nil(), 64 << 20, uki, BTreeMap::new()).unwrap();
+    let boot = Boot {
+        loader: vec![1; 5000].into(),
+        uki,
+        version: "1".into(),
+    };
+    let esp = esp_partition("ESP", Uuid::nil(), 64 << 20, boot, BTreeMap::new()).unwrap();
     let disk = Disk {
         seed: Seed::of(&[]),
+        sector_size: SectorSize::B512,
         partitions: vec![esp],
     };
     disk.write(&folder.join("disk.img")).unwrap();

@@ -455,9 +455,8 @@ async fn prepare_disk(run_dir: &RunDir, member: &Member) -> Result<(Disk, Image)
         Image::New
     };
     let disk = Disk {
-        path,
-        format: Format::Qcow2,
         cache: member.cache,
+        ..Disk::new(path, Format::Qcow2)
     };
     Ok((disk, image))
 }

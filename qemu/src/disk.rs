@@ -73,6 +73,8 @@ pub struct Disk {
     pub format: Format,
     /// Its cache mode.
     pub cache: Cache,
+    /// Size of its logical sectors in bytes, 512 or 4096; the latter not on SATA and not as an SD card.
+    pub sector_bytes: u32,
 }
 
 impl Disk {
@@ -82,6 +84,7 @@ impl Disk {
             path: path.into(),
             format,
             cache: Cache::default(),
+            sector_bytes: 512,
         }
     }
 }

@@ -218,9 +218,8 @@ async fn qemu_takes_all_that_the_builder_writes() {
         let path = run_dir.file(&format!("more,{index}"));
         std::fs::write(&path, vec![0; 1 << 20]).expect("a disk");
         machine.disks.push(Disk {
-            path,
-            format: Format::Raw,
             cache,
+            ..Disk::new(path, Format::Raw)
         });
     }
     machine.watchdog = WatchdogAction::Pause;

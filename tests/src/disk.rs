@@ -26,14 +26,15 @@ pub struct Partition {
     pub length: u64,
 }
 
-/// A disk with an ESP, perhaps an extension, and a data partition.
+/// A disk with an ESP, extension slots, and a data partition.
 #[derive(Clone, Debug)]
 pub struct RawDisk {
     path: PathBuf,
     /// The EFI system partition.
     pub esp: Partition,
-    /// The extension's partition, if there is one.
-    pub extension: Option<Partition>,
+    /// The first extension slot, which has the extensions.
+    pub extension: Partition,
+    second_slot: Partition,
     /// The data partition.
     pub data: Partition,
 }
@@ -42,17 +43,14 @@ impl RawDisk {
     /// Reads the partition table.
     ///
     /// # Errors
-    /// If one of the two required partitions is not where it belongs.
+    /// If a partition is not where it belongs.
     pub async fn open(path: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             esp: partition(path, 1, names::ESP_TYPE).await?,
-            // Without an extension, this partition is another one.
-            extension: partition(path, 2, names::EXTENSION_TYPE).await.ok(),
-            data: match partition(path, 3, names::DATA_TYPE).await {
-                Ok(data) => data,
-                Err(_) => partition(path, 2, names::DATA_TYPE).await?,
-            },
+            extension: partition(path, 2, names::EXTENSION_TYPE).await?,
+            second_slot: partition(path, 3, names::EXTENSION_TYPE).await?,
+            data: partition(path, 4, names::DATA_TYPE).await?,
         })
     }
 
@@ -68,14 +66,33 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Removes the extension's partition from the table.
+    /// Removes the extension slots from the table.
     ///
     /// # Errors
     /// If sgdisk fails.
-    pub async fn delete_extension(&self) -> Outcome {
+    pub async fn delete_slots(&self) -> Outcome {
         let mut command = CommandLine::new("sgdisk");
-        command.option("-d", "2").arg(&self.path);
+        command.option("-d", "2").option("-d", "3").arg(&self.path);
         tool::run(&command).await?;
+        Ok(())
+    }
+
+    /// Moves the content of the first extension slot to the second.
+    ///
+    /// # Errors
+    /// If the disk cannot be read or written.
+    pub fn move_to_second_slot(&self) -> Outcome {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        let mut block = vec![0; 1 << 20];
+        for at in (0..self.extension.length).step_by(block.len()) {
+            file.read_exact_at(&mut block, self.extension.start + at)?;
+            // The slots are sparse.
+            if block.iter().any(|byte| *byte != 0) {
+                file.write_all_at(&block, self.second_slot.start + at)?;
+                block.fill(0);
+                file.write_all_at(&block, self.extension.start + at)?;
+            }
+        }
         Ok(())
     }
 

@@ -45,6 +45,8 @@ pub struct Plan<'a> {
     uefi: bool,
     machine: Machine,
     disk: Kind,
+    sector_bytes: u32,
+    has_twin: bool,
     larger_by: u64,
     storage: StorageSecurityPolicy,
     forwards: Vec<PortForward>,
@@ -96,6 +98,8 @@ impl<'a> Plan<'a> {
             uefi: false,
             machine,
             disk: Kind::Overlay,
+            sector_bytes: 512,
+            has_twin: false,
             larger_by: 0,
             storage: StorageSecurityPolicy::NeedsInsecure,
             forwards: Vec::new(),
@@ -197,6 +201,20 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With a disk of large logical sectors; the image must be for such a disk.
+    pub fn sector_bytes(mut self, sector_bytes: u32) -> Self {
+        self.sector_bytes = sector_bytes;
+        self
+    }
+
+    /// With a second disk, a copy of the first; both can be read while the machine is off.
+    pub fn twin_disks(self) -> Self {
+        Self {
+            has_twin: true,
+            ..self.raw_disk()
+        }
+    }
+
     /// With a disk that is this many bytes larger than the image.
     pub fn larger_by(mut self, bytes: u64) -> Self {
         self.larger_by = bytes;
@@ -245,7 +263,15 @@ impl<'a> Plan<'a> {
             true => Boot::Uefi(Firmware::locate()?),
             false => self.image.direct(),
         };
-        self.machine.disks = vec![disk];
+        self.machine.disks = vec![Disk {
+            sector_bytes: self.sector_bytes,
+            ..disk
+        }];
+        if self.has_twin {
+            let path = run_dir.file("twin.img");
+            copy(&self.machine.disks[0].path, &path).await?;
+            self.machine.disks.push(Disk::new(path, Format::Raw));
+        }
         let owner = Owner::create(run_dir.path())?;
         Ok(Node {
             parameters: Some(owner.parameters(with_storage(self.storage)).encode_to_vec()),
@@ -335,15 +361,24 @@ impl Node {
         })
     }
 
-    /// Its disk, which must be raw; only while it is powered off.
+    /// Its first disk, which must be raw; only while it is powered off.
     ///
     /// # Errors
     /// If it is not raw, or has no partition table.
     pub async fn disk(&self) -> anyhow::Result<RawDisk> {
-        match &self.machine.disks[..] {
-            [disk] if disk.format == Format::Raw => RawDisk::open(&disk.path).await,
+        match self.machine.disks.first() {
+            Some(disk) if disk.format == Format::Raw => RawDisk::open(&disk.path).await,
             _ => bail!("this node's disk is not raw"),
         }
+    }
+
+    /// The path of the second disk, a copy of the first before the first boot.
+    ///
+    /// # Errors
+    /// If it has only one.
+    pub fn twin_path(&self) -> anyhow::Result<&Path> {
+        let twin = self.machine.disks.get(1);
+        Ok(&twin.context("this node has one disk")?.path)
     }
 
     /// The path of its raw disk.

@@ -9,10 +9,9 @@ mod release;
 
 pub(crate) use extension::{Request, of_bundle, sample};
 
-pub(crate) use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
 pub(crate) use hearth_image::recipe::Artifacts;
 pub(crate) use node::build_curator_host;
-pub(crate) use release::revision;
+pub(crate) use release::{VERSION, revision};
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,8 +21,10 @@ use anyhow::{Context, Result, bail};
 use hearth_build::cache;
 use hearth_extension::Extension;
 use hearth_firmware::Package;
+use hearth_image::disk::SectorSize;
 use hearth_image::output::Output;
-use hearth_image::{layout, recipe};
+use hearth_image::recipe;
+use hearth_image::recipe::Release;
 
 use crate::command::{Cmd, check_interrupt, find_program};
 use crate::kernel::{self, Kernel};
@@ -52,8 +53,11 @@ pub(crate) struct Args {
     /// Put these node parameters (a serialised NodeParameters) on the ESP
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
-    /// Add a read-only partition, mounted at /ext/NAME, with the content of DIR; "kubernetes" needs no DIR (the bundle
-    /// of `cargo xtask kubernetes`)
+    /// Size of the disk's logical sectors in bytes: 4096 for disks that do not emulate small ones
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = sector_size)]
+    sector_size: SectorSize,
+    /// Add the content of DIR, read-only, mounted at /ext/NAME; "kubernetes" needs no DIR (the bundle of `cargo xtask
+    /// kubernetes`)
     #[arg(long = "extension", value_name = "NAME[=DIR]")]
     extensions: Vec<Request>,
     /// Include the firmware in this package of Debian's non-free-firmware, such as firmware-bnx2x; can be repeated
@@ -80,6 +84,7 @@ impl Args {
             && self.firmware.is_empty()
             && !self.microcode
             && self.cmdline_extra.is_empty()
+            && self.sector_size == SectorSize::default()
     }
 }
 
@@ -141,8 +146,23 @@ pub(crate) fn assemble(args: &AssembleArgs) -> Result<()> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let parameters = read(&args.parameters)?;
-    layout::disk_of(&args.uki, Some(&parameters), &[])?.write(&args.output)?;
-    Ok(())
+    let none = std::iter::empty();
+    let disk = recipe::disk_of(
+        &args.uki,
+        VERSION,
+        Some(&parameters),
+        none,
+        SectorSize::B512,
+    )?;
+    Ok(disk.write(&args.output)?)
+}
+
+fn sector_size(text: &str) -> Result<SectorSize, String> {
+    let sizes = [SectorSize::B512, SectorSize::B4096];
+    let size = sizes
+        .into_iter()
+        .find(|size| size.bytes().to_string() == text);
+    size.ok_or_else(|| "expected 512 or 4096".to_owned())
 }
 
 /// Runs the task.
@@ -160,6 +180,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         recipe.parts.parameters =
             Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
     }
+    recipe.parts.sector_size = args.sector_size;
     recipe.add_firmware(ui, &args.firmware, args.microcode)?;
     recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
     if args.check {
@@ -287,26 +308,26 @@ impl ImageSpec {
         let kernel = kernel::ensure(ui)?;
         let init = node::build(ui, flavour, &folder(flavour.name())?.join("init"))?;
         let programs = find_riders(&[ETCD, MKFS])?;
-        let os_release = release::of_node(ui, flavour, &kernel, &programs)?;
-        ImageSpec::new(kernel, init, programs, os_release)
+        let release = release::of_node(ui, flavour, &kernel, &programs)?;
+        ImageSpec::new(kernel, init, programs, release)
     }
 
     /// Any program as init.
     fn around(ui: &Ui, program: &Path, with: &[BundledProgram]) -> Result<ImageSpec> {
         setup::ensure(ui, Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
-        let os_release = release::around(program, &kernel);
-        ImageSpec::new(kernel, program.to_owned(), find_riders(with)?, os_release)
+        let release = release::around(program, &kernel);
+        ImageSpec::new(kernel, program.to_owned(), find_riders(with)?, release)
     }
 
     fn new(
         kernel: Kernel,
         init: PathBuf,
         programs: Vec<(PathBuf, String)>,
-        os_release: String,
+        release: Release,
     ) -> Result<ImageSpec> {
         Ok(ImageSpec {
-            parts: recipe::ImageSpec::new(kernel.bzimage, init, programs, os_release)?,
+            parts: recipe::ImageSpec::new(kernel.bzimage, init, programs, release)?,
             extensions: Vec::new(),
         })
     }
@@ -321,8 +342,9 @@ impl ImageSpec {
             }
             self.extensions.push(extension);
         }
-        let extensions = self.extensions.iter().map(Extension::part).collect();
-        Ok(self.parts.extend(extensions, words)?)
+        Ok(self
+            .parts
+            .extend(Extension::parts(&self.extensions)?, words)?)
     }
 
     /// Adds firmware and microcode, as asked for, and says which versions.
@@ -432,8 +454,8 @@ fn sha256(path: &Path) -> Result<String> {
 mod tests {
     use hearth_api::extension::ExtensionName;
     use hearth_api::names;
-    use hearth_image::content::Content;
     use hearth_image::disk::Seed;
+    use hearth_image::layout::{self, Boot};
 
     use super::*;
 
@@ -450,6 +472,8 @@ mod tests {
         }
         assert_eq!(layout::ESP_LABEL, names::ESP_LABEL);
         assert_eq!(layout::DATA_LABEL, names::DATA_LABEL);
+        assert_eq!(layout::SLOT_LABELS, names::disk::SLOT_LABELS);
+        assert_eq!(layout::SLOT_BLOCK, names::disk::SLOT_BLOCK);
         assert_eq!(layout::PARAMETERS, names::ESP_PARAMETERS);
         let name: ExtensionName = names::EXTENSION_KUBERNETES.parse().unwrap();
         let mounted = format!("{}/{}", names::EXTENSIONS, name.as_str());
@@ -461,15 +485,14 @@ mod tests {
         let ui = Ui::new(false);
         let folder = tempfile::tempdir().unwrap();
         let raw = folder.path().join("raw");
-        layout::disk(
-            Seed::of(&[b"x"]),
-            Content::Bytes(vec![7; 100_000]),
-            None,
-            &[],
-        )
-        .unwrap()
-        .write(&raw)
-        .unwrap();
+        let boot = Boot {
+            loader: vec![6; 10_000].into(),
+            uki: vec![7; 100_000].into(),
+            version: VERSION.to_owned(),
+        };
+        let seed = Seed::of(&[b"x"]);
+        let disk = layout::disk(seed, boot, None, Vec::new(), SectorSize::B512).unwrap();
+        disk.write(&raw).unwrap();
         let [first, second] = ["1.qcow2", "2.qcow2"].map(|name| folder.path().join(name));
         qcow2(&ui, &raw, &first).unwrap();
         qcow2(&ui, &raw, &second).unwrap();

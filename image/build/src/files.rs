@@ -43,6 +43,12 @@ pub fn read_text(path: &Path) -> Result<String, FileError> {
     fs::read_to_string(path).map_err(failed("read", path))
 }
 
+/// The file's length in bytes.
+pub fn length(path: &Path) -> Result<u64, FileError> {
+    let metadata = fs::metadata(path).map_err(failed("read the metadata of", path))?;
+    Ok(metadata.len())
+}
+
 /// Writes a whole file.
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<(), FileError> {
     fs::write(path, content).map_err(failed("write", path))

@@ -1,4 +1,4 @@
-//! Extensions of an image: a folder's content as a sealed partition, and the kernel command line argument that admits
+//! Extensions of an image: a folder's content, sealed, and the kernel command line argument that admits
 //! it.
 //!
 //! Sealing uses the highest compression, which takes a minute for Kubernetes, so the result is cached by content: of
@@ -13,15 +13,16 @@ use hearth_build::files::{self, FileError};
 use hearth_build::interrupt::{Interrupted, check_interrupt};
 use hearth_build::progress::{Length, Progress};
 use hearth_image::erofs::{CHUNK, ErofsError, Tree};
-use hearth_image::layout;
 use hearth_image::sealed::{SealError, Sealed, seal};
+use hearth_image::{layout, recipe};
 use ring::digest::{Context as Digest, SHA256};
 
-/// Version of the sealed format, part of the cache key: must be raised when the same folder gives other bytes.
-const RECIPE: u32 = 2;
+/// Version of the sealed format and of the entries of the cache, part of their key: must be raised when the same folder
+/// gives other bytes.
+const RECIPE: u32 = 3;
 
 /// The sealed file, in an entry of the cache.
-const FILE: &str = "partition";
+const FILE: &str = "content";
 /// The argument that admits it, in an entry of the cache.
 const WORD: &str = "word";
 
@@ -36,7 +37,7 @@ pub enum SealingError {
         /// The underlying error.
         source: ErofsError,
     },
-    /// The partition could not be made.
+    /// It could not be written.
     #[error("cannot seal extension {name}")]
     NotSealed {
         /// The extension.
@@ -61,22 +62,35 @@ pub enum SealingError {
 /// A sealed extension.
 #[derive(Debug, Clone)]
 pub struct Extension {
-    /// The argument for the kernel command line.
+    /// The argument for the kernel command line, if it is the first in its slot.
     pub admitted: Admitted,
-    /// The partition's bytes.
+    /// Its bytes.
     pub file: PathBuf,
     /// The folder it was made of.
     folder: PathBuf,
 }
 
 impl Extension {
-    /// The extension as a part of an image.
-    pub fn part(&self) -> layout::Extension {
-        layout::Extension {
-            label: self.admitted.name.label(),
-            file: self.file.clone(),
-            word: self.admitted.to_string(),
-        }
+    /// The extensions as parts of an image, which has them one after the other in a slot.
+    pub fn parts(extensions: &[Extension]) -> Result<Vec<recipe::Extension>, SealingError> {
+        let length = |extension: &Extension| files::length(&extension.file);
+        let lengths = extensions
+            .iter()
+            .map(length)
+            .collect::<Result<Vec<u64>, _>>()?;
+        let part = |(extension, start): (&Extension, u64)| recipe::Extension {
+            file: extension.file.clone(),
+            word: Admitted {
+                start,
+                ..extension.admitted.clone()
+            }
+            .to_string(),
+        };
+        Ok(extensions
+            .iter()
+            .zip(layout::starts(lengths))
+            .map(part)
+            .collect())
     }
 
     /// The content of this folder under this name, sealed if it is not in the cache.
@@ -157,6 +171,7 @@ fn write(
         name: name.clone(),
         root_hash,
         blocks,
+        start: 0,
     })
 }
 
@@ -184,7 +199,7 @@ mod tests {
         assert_eq!(
             (RECIPE, hex::encode(admitted.root_hash), admitted.blocks),
             (
-                2,
+                3,
                 "c18077da0760ed64a9aa33356d53dc1c320a7e56a96880900bd47f894b7da312".to_owned(),
                 11
             )

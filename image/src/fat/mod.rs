@@ -17,10 +17,11 @@ mod names;
 use std::collections::BTreeMap;
 use std::io::{self, Seek, SeekFrom, Write};
 
-use geometry::{Geometry, SECTOR};
+use geometry::Geometry;
 pub use names::VolumeLabel;
 
 use crate::content::Content;
+use crate::disk::SectorSize;
 
 /// Why a file system could not be laid out. Sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -51,8 +52,11 @@ pub enum FatError {
 /// Parameters of a file system.
 #[derive(Debug, Clone)]
 pub struct FatSpec {
-    /// Size in bytes, a multiple of 512, at least about 33 MiB (FAT32 begins at 65,525 clusters).
+    /// Size in bytes, a multiple of the sector size; at least about 33 MiB, or 257 MiB with large sectors (FAT32 begins
+    /// at 65,525 clusters).
     pub size: u64,
+    /// Size of its sectors.
+    pub sector_size: SectorSize,
     /// Number of disk sectors before the file system, as the boot sector records it.
     pub hidden_sectors: u32,
     /// Volume label.
@@ -115,7 +119,7 @@ impl FatSpec {
     pub fn plan(&self) -> Result<Plan<'_>, FatError> {
         let mut plan = Plan {
             spec: self,
-            geometry: Geometry::of(self.size)?,
+            geometry: Geometry::of(self.size, self.sector_size)?,
             directories: vec![Directory {
                 path: String::new(),
                 parent: ROOT,
@@ -253,8 +257,9 @@ impl<'a> Plan<'a> {
 
     /// Writes the file system to `out` at `offset`, where everything must be zero.
     pub fn write_to<W: Write + Seek>(&self, out: &mut W, offset: u64) -> io::Result<()> {
+        let sector_size = self.spec.sector_size.bytes();
         let mut put = |sector: u64, bytes: &[u8]| -> io::Result<()> {
-            out.seek(SeekFrom::Start(offset + sector * SECTOR))?;
+            out.seek(SeekFrom::Start(offset + sector * sector_size))?;
             out.write_all(bytes)
         };
         let boot = self.geometry.boot_sector(self.spec);
@@ -277,7 +282,7 @@ impl<'a> Plan<'a> {
         }
         for file in self.files.iter().filter(|file| file.run.count > 0) {
             out.seek(SeekFrom::Start(
-                offset + self.geometry.cluster_start(file.run.first) * SECTOR,
+                offset + self.geometry.cluster_start(file.run.first) * sector_size,
             ))?;
             file.content.copy_to(out)?;
         }

@@ -7,10 +7,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::disk::EXTENSION_LABEL_PREFIX;
 use crate::names::extensions::KERNEL_WORD;
 
-/// A partition label, with its prefix, has at most 36 characters.
+/// A name is a part of kernel arguments, paths and names of device-mapper volumes.
 const LONGEST_NAME: usize = 24;
 
 /// An extension's name: 1 to 24 of a–z, 0–9 and `-`, beginning with a letter.
@@ -21,11 +20,6 @@ impl ExtensionName {
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-
-    /// The label of its partition.
-    pub fn label(&self) -> String {
-        format!("{EXTENSION_LABEL_PREFIX}{}", self.0.to_uppercase())
     }
 }
 
@@ -51,7 +45,7 @@ impl FromStr for ExtensionName {
     }
 }
 
-/// An extension that the kernel command line admits: `hearth.extension=NAME:HASH:BLOCKS`.
+/// An extension that the kernel command line admits: `hearth.extension=NAME:HASH:BLOCKS:START`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
     /// The extension.
@@ -60,6 +54,8 @@ pub struct Admitted {
     pub root_hash: [u8; 32],
     /// Number of data blocks, at least one. The tree follows directly after them.
     pub blocks: u64,
+    /// Where it begins in its slot, in blocks.
+    pub start: u64,
 }
 
 /// An invalid name or kernel argument.
@@ -71,14 +67,15 @@ pub enum ExtensionError {
     )]
     Name(String),
     /// Not a valid kernel argument.
-    #[error("kernel argument: expected {KERNEL_WORD}NAME:HASH:BLOCKS, got {0:?}")]
+    #[error("kernel argument: expected {KERNEL_WORD}NAME:HASH:BLOCKS:START, got {0:?}")]
     Word(String),
 }
 
 impl fmt::Display for Admitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hash = hex::encode(self.root_hash);
-        write!(f, "{KERNEL_WORD}{}:{hash}:{}", self.name, self.blocks)
+        let (name, blocks, start) = (&self.name, self.blocks, self.start);
+        write!(f, "{KERNEL_WORD}{name}:{hash}:{blocks}:{start}")
     }
 }
 
@@ -88,10 +85,8 @@ impl FromStr for Admitted {
     fn from_str(text: &str) -> Result<Self, ExtensionError> {
         let bad = || ExtensionError::Word(text.to_owned());
         let rest = text.strip_prefix(KERNEL_WORD).ok_or_else(bad)?;
-        let mut parts = rest.split(':');
-        let (Some(name), Some(hash), Some(blocks), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
+        let parts: Vec<&str> = rest.split(':').collect();
+        let [name, hash, blocks, start] = parts[..] else {
             return Err(bad());
         };
         let mut root_hash = [0; 32];
@@ -104,6 +99,7 @@ impl FromStr for Admitted {
             name: name.parse()?,
             root_hash,
             blocks,
+            start: start.parse().map_err(|_| bad())?,
         })
     }
 }
@@ -133,6 +129,7 @@ mod tests {
             name: "kubernetes".parse().unwrap(),
             root_hash: std::array::from_fn(|n| n as u8),
             blocks: 12_345,
+            start: 678,
         }
     }
 
@@ -140,7 +137,6 @@ mod tests {
     fn a_word_reads_back_from_a_command_line() {
         let line = format!("console=ttyS0 {} quiet\n", admitted());
         assert_eq!(Admitted::of_command_line(&line), [Ok(admitted())]);
-        assert_eq!(admitted().name.label(), "HEARTH-EXT-KUBERNETES");
         assert_eq!(Admitted::of_command_line("quiet"), []);
     }
 
@@ -151,12 +147,14 @@ mod tests {
             String::new(),
             "name".into(),
             format!("name:{hash}"),
-            format!("name:{hash}:0"),
-            format!("name:{hash}:x"),
-            format!("name:{hash}:1:2"),
-            format!("name:{}:1", &hash[2..]),
-            format!("Name:{hash}:1"),
-            format!("../x:{hash}:1"),
+            format!("name:{hash}:1"),
+            format!("name:{hash}:0:0"),
+            format!("name:{hash}:x:0"),
+            format!("name:{hash}:1:-1"),
+            format!("name:{hash}:1:2:3"),
+            format!("name:{}:1:0", &hash[2..]),
+            format!("Name:{hash}:1:0"),
+            format!("../x:{hash}:1:0"),
         ] {
             let word = format!("{KERNEL_WORD}{rest}");
             assert!(word.parse::<Admitted>().is_err(), "{word}");
@@ -166,9 +164,9 @@ mod tests {
     }
 
     #[test]
-    fn names_fit_into_labels_and_paths() {
+    fn names_fit_into_paths() {
         let longest = "x".repeat(LONGEST_NAME);
-        assert!(longest.parse::<ExtensionName>().unwrap().label().len() <= 36);
+        assert!(longest.parse::<ExtensionName>().is_ok());
         for bad in ["", "-a", "1", "a_b", "a/b", "..", &"x".repeat(25)] {
             assert!(bad.parse::<ExtensionName>().is_err(), "{bad}");
         }
@@ -178,9 +176,8 @@ mod tests {
     #[test]
     fn the_stored_form_stays() {
         let stored = "hearth.extension=kubernetes:\
-            000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f:12345";
+            000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f:12345:678";
         assert_eq!(admitted().to_string(), stored);
         assert_eq!(stored.parse(), Ok(admitted()));
-        assert_eq!(admitted().name.label(), "HEARTH-EXT-KUBERNETES");
     }
 }

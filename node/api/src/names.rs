@@ -134,10 +134,12 @@ pub mod disk {
     pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
     /// Its label.
     pub const DATA_LABEL: &str = "HEARTH-DATA";
-    /// Partition type of an extension.
+    /// Partition type of an extension slot.
     pub const EXTENSION_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-686561727478");
-    /// Label of an extension's partition, before its name in capitals.
-    pub const EXTENSION_LABEL_PREFIX: &str = "HEARTH-EXT-";
+    /// Labels of the extension slots.
+    pub const SLOT_LABELS: [&str; 2] = ["HEARTH-EXT-A", "HEARTH-EXT-B"];
+    /// An extension in a slot begins at a multiple of this many bytes.
+    pub const SLOT_BLOCK: u64 = 4096;
 }
 
 /// QEMU's `fw_cfg` items.

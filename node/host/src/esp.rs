@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use hearth_api::chain;
 use hearth_api::console::Report;
+use hearth_api::names::disk::DATA_TYPE;
 use hearth_base::supervisor::Failure;
-use hearth_sys::block::{self, BlockError, Blocks, PartitionDevice};
+use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
+use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
 use hearth_sys::uevents::Uevents;
 
@@ -23,14 +25,35 @@ const DISKS_BOUND: Duration = Duration::from_secs(30);
 /// Within this time disks usually appear.
 const USUAL: Duration = Duration::from_secs(2);
 
-/// Finds the ESP and mounts it.
+/// The first of the pauses between attempts to find the boot disk, each of which is twice as long as
+/// the one before, up to the last.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// Finds the ESP and mounts it. While the boot disk is missing, or is not the only one that it can be,
+/// it tries again and says on the console why: somebody has to attach or detach a disk, and to reboot
+/// would not help.
 pub async fn mount(esp: &Esp) -> Result<(), Failure> {
-    let esp = esp.clone();
-    tokio::task::spawn_blocking(move || mount_blocking(&esp)).await?
+    let [mut pause, longest] = PAUSES;
+    loop {
+        match tokio::task::spawn_blocking(find).await? {
+            Ok(partition) => {
+                let esp = esp.clone();
+                return tokio::task::spawn_blocking(move || mount_partition(&esp, &partition))
+                    .await?;
+            }
+            Err(error) if error.is_of_disks() => {
+                let why = format!("the boot disk: {}", chain(&error));
+                tracing::error!("{why}");
+                report(&Report::Waiting(why));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        tokio::time::sleep(pause).await;
+        pause = longest.min(pause * 2);
+    }
 }
 
-fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
-    let partition = find()?;
+fn mount_partition(esp: &Esp, partition: &PartitionDevice) -> Result<(), Failure> {
     let flags =
         MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::SYNCHRONOUS;
     let path = esp.path();
@@ -63,13 +86,13 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
 ///
 /// Blocks its thread.
 pub fn find() -> Result<PartitionDevice, BlockError> {
-    let named = block::loader_partition(Path::new(block::EFIVARS))?;
+    let booted = Booted::read(Path::new(firmware::EFIVARS))?;
     let begin = Instant::now();
     let mut said = false;
     // Opened before the first look, so that no disk appears unnoticed between the two.
     let events = Uevents::open().map_err(BlockError::Events)?;
     loop {
-        let missing = match Blocks::default().boot_partition(named) {
+        let missing = match Blocks::default().boot_partition(&booted, DATA_TYPE) {
             Err(error) if error.is_missing() => error,
             found => return found,
         };

@@ -1,12 +1,13 @@
 //! Extensions: programs that are part of an image, but not of its initramfs.
 //!
-//! Each extension is a partition of the boot disk: a read-only file system followed by the hash
-//! tree of dm-verity. The root hash is on the kernel command line, which is part of the booted
-//! kernel image; the disk cannot change it. An extension is mounted at its mount point in
-//! [`ExtensionMounts`] before the roles start.
+//! An extension is a read-only file system followed by the hash tree of dm-verity, in one of the two
+//! extension slots of the boot disk. Which slot, nobody says: the slot whose content has the root
+//! hash that is on the kernel command line, which is part of the booted kernel image. So each image
+//! finds its own extensions, whichever slot they were installed to, and the disk cannot change them.
+//! An extension is mounted at its mount point in [`ExtensionMounts`] before the roles start.
 //!
 //! # Invariants
-//! - Every block that is read is the one that the image was built with. A partition with an altered
+//! - Every block that is read is the one that the image was built with. An extension with an altered
 //!   block can be mounted, but that block cannot be read ([`dm`](hearth_sys::dm)).
 //! - An extension that is absent, corrupt or not understood never stops a node. It is refused; the
 //!   reason is on the console, in the log and in the role's condition.
@@ -23,16 +24,13 @@ use std::path::{Path, PathBuf};
 use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_api::extension::Admitted;
-use hearth_api::names::disk::EXTENSION_TYPE;
+use hearth_api::names::disk::{EXTENSION_TYPE, SLOT_BLOCK};
 use hearth_sys::block::{self, BlockError, Blocks, Disk, PartitionDevice};
 use hearth_sys::dm::{DeviceMapper, DmError, Verity};
 use hearth_sys::mounts::{self, MountError, MountFlags};
 
 use crate::esp;
 use crate::layout::{self, ExtensionMounts};
-
-/// The block size of dm-verity. The first block holds the superblock of the file system.
-const BLOCK: usize = 4096;
 
 /// The extensions of this boot.
 #[derive(Clone, Debug, Default)]
@@ -100,25 +98,22 @@ impl Extensions {
 enum Refusal {
     #[error("cannot find the boot disk")]
     BootDisk(#[source] Box<BlockError>),
-    #[error("the boot disk has no extension partition {label}")]
-    Absent { label: String },
-    #[error("boot disk: expected exactly one partition {label}, got {count}")]
-    Several { label: String, count: usize },
-    #[error("cannot open partition {label} as a verified volume")]
-    Open { label: String, source: Box<DmError> },
+    #[error("the boot disk has no extension slots")]
+    NoSlots,
+    #[error("slot {slot}: cannot open the extension as a verified volume")]
+    Open { slot: String, source: Box<DmError> },
     #[error(
-        "partition {label} is not the one that this image was built with: it does not match the \
-         root hash {hash} of the kernel command line"
+        "no extension slot has the content with root hash {hash}, which the kernel command line names"
     )]
-    Mismatch { label: String, hash: String },
-    #[error("cannot read partition {label}")]
+    Mismatch { hash: String },
+    #[error("slot {slot}: cannot read the extension")]
     Read {
-        label: String,
+        slot: String,
         source: Box<BlockError>,
     },
-    #[error("cannot mount partition {label}")]
+    #[error("slot {slot}: cannot mount the extension")]
     Mount {
-        label: String,
+        slot: String,
         source: Box<MountError>,
     },
 }
@@ -167,77 +162,84 @@ fn mount_blocking(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
 }
 
 fn mount_one(admitted: &Admitted, places: &ExtensionMounts) -> Result<PathBuf, Refusal> {
-    let label = admitted.name.label();
     let disk = esp::find()
         .map_err(|error| Refusal::BootDisk(error.into()))?
         .disk;
-    let partition = partition(&disk, &label)?;
     let place = places.of(&admitted.name);
+    let mut reason = Refusal::NoSlots;
+    for slot in slots(&disk)? {
+        match mount_from(&slot, admitted, &place) {
+            Ok(()) => return Ok(place),
+            // A slot that cannot be read says more than one with other content.
+            Err(Refusal::Mismatch { .. }) if !matches!(reason, Refusal::NoSlots) => {}
+            Err(error) => reason = error,
+        }
+    }
+    Err(reason)
+}
+
+fn slots(disk: &Disk) -> Result<Vec<PartitionDevice>, Refusal> {
+    let mut slots = Blocks::default()
+        .partitions(disk)
+        .map_err(|error| Refusal::BootDisk(error.into()))?;
+    slots.retain(|partition| partition.entry.type_guid == EXTENSION_TYPE);
+    Ok(slots)
+}
+
+fn mount_from(slot: &PartitionDevice, admitted: &Admitted, place: &Path) -> Result<(), Refusal> {
+    let label = &slot.entry.name;
     let opened = |source: DmError| Refusal::Open {
-        label: label.clone(),
+        slot: label.clone(),
         source: source.into(),
     };
     let mapper = DeviceMapper::open().map_err(opened)?;
-    let volume = format!("ext-{}", admitted.name);
+    let (volume, part) = (
+        format!("ext-{}", admitted.name),
+        format!("ext-{}-part", admitted.name),
+    );
     let verity = Verity {
         blocks: admitted.blocks,
         root_hash: admitted.root_hash,
     };
-    let device = mapper
-        .open_verity(&volume, &partition.path, &verity)
-        .map_err(opened)?;
-    let mounted = check_and_mount(&mapper, &volume, &device, &place, admitted);
+    let offset = admitted.start.saturating_mul(SLOT_BLOCK);
+    let mounted = mapper
+        .open_part(&part, &slot.path, offset)
+        .and_then(|part| mapper.open_verity(&volume, &part, &verity))
+        .map_err(opened)
+        .and_then(|device| check_and_mount(&mapper, &volume, &device, place, label, admitted));
     if mounted.is_err() {
         // Return the original error.
         let _ = mapper.remove(&volume);
+        let _ = mapper.remove(&part);
     }
-    mounted.map(|()| place)
+    mounted
 }
 
-/// The only partition with this label and the partition type of extensions.
-fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
-    let mut found = Blocks::default()
-        .partitions(disk)
-        .map_err(|error| Refusal::BootDisk(error.into()))?;
-    found.retain(|partition| {
-        partition.entry.type_guid == EXTENSION_TYPE && partition.entry.name == label
-    });
-    let label = label.to_owned();
-    match <[_; 1]>::try_from(found) {
-        Ok([one]) => Ok(one),
-        Err(none) if none.is_empty() => Err(Refusal::Absent { label }),
-        Err(several) => Err(Refusal::Several {
-            label,
-            count: several.len(),
-        }),
-    }
-}
-
-/// Reads the first block, which verifies that the root hash belongs to this partition: the kernel
+/// Reads the first block, which verifies that the root hash belongs to this content: the kernel
 /// verifies the path from the block to the root.
 fn check_and_mount(
     mapper: &DeviceMapper,
     volume: &str,
     device: &Path,
     place: &Path,
+    slot: &str,
     admitted: &Admitted,
 ) -> Result<(), Refusal> {
-    let label = || admitted.name.label();
-    if let Err(source) = block::read_region(device, 0, BLOCK) {
+    let slot = || slot.to_owned();
+    if let Err(source) = block::read_region(device, 0, SLOT_BLOCK as usize) {
         return Err(match mapper.is_intact(volume) {
             Ok(false) => Refusal::Mismatch {
-                label: label(),
                 hash: hex::encode(admitted.root_hash),
             },
             _ => Refusal::Read {
-                label: label(),
+                slot: slot(),
                 source: source.into(),
             },
         });
     }
     let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
     mounts::mount(device, place, "erofs", flags, "").map_err(|source| Refusal::Mount {
-        label: label(),
+        slot: slot(),
         source: source.into(),
     })
 }

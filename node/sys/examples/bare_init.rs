@@ -20,16 +20,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use hearth_sys::block::{self, Blocks};
+use hearth_sys::block::Blocks;
 use hearth_sys::child::Child;
 use hearth_sys::dhcp::{self, Lease};
+use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
 use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
 use hearth_sys::{fw_cfg, mkfs};
 use tokio::net::UnixStream;
 use tokio::process::Command;
+use uuid::{Uuid, uuid};
 
 const MODE: &str = "opt/dev.hearth/bare-init";
+/// The type of the data partition.
+const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
 const DATA: &str = "/data";
 const ETCD_DATA: &str = "/data/etcd";
 /// The directory of etcd's client socket, which is etcd's working directory.
@@ -117,8 +121,8 @@ async fn find_link(netlink: &Netlink) -> Result<Link> {
 
 async fn storage() -> Result<()> {
     let blocks = Blocks::default();
-    let named = block::loader_partition(Path::new(block::EFIVARS))?;
-    let esp = blocks.boot_partition(named)?;
+    let booted = Booted::read(Path::new(firmware::EFIVARS))?;
+    let esp = blocks.boot_partition(&booted, DATA_TYPE)?;
     let partitions = blocks.partitions(&esp.disk)?;
     let last = partitions.into_iter().max_by_key(|p| p.entry.first);
     let data = last.context("no partition")?;

@@ -6,8 +6,8 @@
 //!
 //! - a disk that contains an EFI system partition and, as its last partition, a small data
 //!   partition, and is at least half a GiB larger than its partition table says;
-//! - in a partition between these, the extension `sample`, with its entry on the kernel command
-//!   line;
+//! - in an extension slot between these, the extension `sample`, with its entry on the kernel
+//!   command line;
 //! - a network with a DHCP server;
 //! - the fw_cfg item `opt/dev.hearth/machine-check`, with the content `hello`.
 //!
@@ -26,13 +26,15 @@ use hearth_sys::block::{self, Blocks, PartitionDevice};
 use hearth_sys::console::{self, Console};
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::dm::{AeadKey, DeviceMapper, Verity, XtsKey};
+use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
 use hearth_sys::netlink::{LinkKind, LinkMonitor, Netlink};
 use hearth_sys::power_button::PowerButton;
 use hearth_sys::quota::{self, Amount, Usage};
 use hearth_sys::slots::{Loaded, RegionSlot, SlotFormat, SlotPair};
 use hearth_sys::watchdog::{self, Watchdog};
-use hearth_sys::{clock, fw_cfg, gpt, hostname, kmsg, mkfs};
+use hearth_sys::{clock, fw_cfg, gpt, hostname, kmsg, mkfs, xfs};
+use uuid::{Uuid, uuid};
 use zeroize::Zeroizing;
 
 #[path = "machine_check/wireguard.rs"]
@@ -42,6 +44,8 @@ mod wireguard;
 const BOUND: Duration = Duration::from_secs(120);
 
 const TARGET: &str = "/ephemeral/check";
+/// The type of the data partition.
+const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
 
 fn main() -> Result<()> {
     let brought_up = bring_up();
@@ -240,8 +244,8 @@ async fn host_name() -> Result<((), String)> {
 
 async fn partitions() -> Result<(PartitionDevice, String)> {
     let blocks = Blocks::default();
-    let named = block::loader_partition(Path::new(block::EFIVARS))?;
-    let esp = blocks.boot_partition(named)?;
+    let booted = Booted::read(Path::new(firmware::EFIVARS))?;
+    let esp = blocks.boot_partition(&booted, DATA_TYPE)?;
     let partitions = blocks.partitions(&esp.disk)?;
     let data = partitions.into_iter().max_by_key(|p| p.entry.first);
     let data = data.context("no partition")?;
@@ -274,8 +278,8 @@ async fn extension(data: &PartitionDevice) -> Result<((), String)> {
     let partitions = Blocks::default().partitions(&data.disk)?;
     let found = partitions
         .into_iter()
-        .find(|p| p.entry.name == "HEARTH-EXT-SAMPLE");
-    let device = found.context("no partition with this label")?.path;
+        .find(|p| p.entry.name == "HEARTH-EXT-A");
+    let device = found.context("no extension slot")?.path;
     let mapper = DeviceMapper::open()?;
     let (name, verity) = ("check-verity", sample()?);
     let place = Path::new(TARGET);
@@ -354,9 +358,17 @@ fn read_sample() -> Result<()> {
     Ok(())
 }
 
+/// The partition, and an authenticated volume with a file system on it.
 async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
     let blocks = Blocks::default();
     let before = data.size();
+    let mapper = DeviceMapper::open()?;
+    mapper.format_integrity(LOWER, &data.path)?;
+    let volume = open_authenticated(&mapper, &data, 3)?;
+    mkfs::xfs(&volume).await?;
+    keep_a_file(&volume)?;
+    let small = block::size_of(&volume)?;
+    close_authenticated(&mapper)?;
     let grown = blocks.grow(&data)?;
     let after = block::size_of(&grown.path)?;
     ensure!(
@@ -372,8 +384,46 @@ async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
     let disk = fs::File::open(&grown.disk.path)?;
     let table = gpt::read(&disk, grown.disk.sector_size)?;
     ensure!(!table.from_backup, "the primary table is damaged");
-    let note = format!("{} to {} MiB", before >> 20, after >> 20);
+    let volume = open_authenticated(&mapper, &grown, 3)?;
+    let large = block::size_of(&volume)?;
+    ensure!(
+        large > small,
+        "the volume did not grow beyond {small} bytes"
+    );
+    let (from, to) = grow_file_system(&volume, large)?;
+    find_the_file(&volume)?;
+    close_authenticated(&mapper)?;
+    let mib = |bytes: u64| bytes >> 20;
+    let note = format!(
+        "partition {} to {} MiB, file system {} to {} MiB",
+        mib(before),
+        mib(after),
+        mib(from),
+        mib(to)
+    );
     Ok((grown, note))
+}
+
+/// Grows the file system to the size of its volume, and fills more than it had; returns its sizes.
+fn grow_file_system(volume: &Path, size: u64) -> Result<(u64, u64)> {
+    let place = Path::new(TARGET);
+    mount(volume)?;
+    let grow = || -> Result<(u64, u64)> {
+        let grown = xfs::grow(volume, place)?;
+        let grown = grown.context("the file system did not grow")?;
+        ensure!(size - grown.to < 1 << 20, "{grown:?} of {size} bytes");
+        ensure!(xfs::grow(volume, place)?.is_none(), "it grew twice");
+        // Into the new part: the old one has less room.
+        let file = fs::File::create(place.join("large"))?;
+        let length = libc::off_t::try_from(grown.from)?;
+        nix::fcntl::posix_fallocate(&file, 0, length).context("the new room cannot be used")?;
+        drop(file);
+        fs::remove_file(place.join("large"))?;
+        Ok((grown.from, grown.to))
+    };
+    let grown = grow();
+    mounts::unmount(place)?;
+    grown
 }
 
 async fn region_slots(data: &PartitionDevice) -> Result<((), String)> {
@@ -534,24 +584,17 @@ fn is_full(refused: io::Result<()>) -> Result<()> {
 
 async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {
     let mapper = DeviceMapper::open()?;
-    let (lower, upper) = ("check-integrity", "check-aead");
-    let error = match mapper.open_integrity(lower, &data.path) {
+    let error = match mapper.open_integrity(LOWER, &data.path) {
         Ok(_) => bail!("opened before it was formatted"),
         Err(error) => error.to_string(),
     };
-    let open = |key: u8| -> Result<PathBuf> {
-        let integrity = mapper.open_integrity(lower, &data.path)?;
-        Ok(mapper.open_authenticated(upper, &integrity, &aead_key(key))?)
-    };
-    let close = || -> Result<()> {
-        mapper.remove(upper)?;
-        Ok(mapper.remove(lower)?)
-    };
-    mapper.format_integrity(lower, &data.path)?;
+    let open = |key| open_authenticated(&mapper, data, key);
+    let close = || close_authenticated(&mapper);
+    mapper.format_integrity(LOWER, &data.path)?;
     let volume = open(1)?;
     mkfs::xfs(&volume).await?;
     keep_a_file(&volume)?;
-    let status = mapper.status(lower)?;
+    let status = mapper.status(LOWER)?;
     close()?;
     let volume = open(1)?;
     find_the_file(&volume)?;
@@ -563,6 +606,19 @@ async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {
     );
     close()?;
     Ok(((), format!("status {status:?}; unformatted: {error}")))
+}
+
+const LOWER: &str = "check-integrity";
+const UPPER: &str = "check-aead";
+
+fn open_authenticated(mapper: &DeviceMapper, data: &PartitionDevice, key: u8) -> Result<PathBuf> {
+    let integrity = mapper.open_integrity(LOWER, &data.path)?;
+    Ok(mapper.open_authenticated(UPPER, &integrity, &aead_key(key))?)
+}
+
+fn close_authenticated(mapper: &DeviceMapper) -> Result<()> {
+    mapper.remove(UPPER)?;
+    Ok(mapper.remove(LOWER)?)
 }
 
 fn mount(volume: &Path) -> Result<()> {

@@ -15,18 +15,13 @@ use std::{fmt, io};
 use rustix::fs::FallocateFlags;
 use uuid::{Uuid, uuid};
 
+use super::firmware::{Booted, DevicePath};
 use super::gpt::{self, GptError};
 use super::pci::{self, Purpose};
 use super::raw;
 
 /// The partition type of an EFI system partition.
 pub const ESP: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
-
-/// The EFI variable in which the boot loader records the partition from which it was loaded.
-const LOADER_DEVICE: &str = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
-
-/// The directory in which the kernel exposes EFI variables.
-pub const EFIVARS: &str = "/sys/firmware/efi/efivars";
 
 /// The unit of sizes in sysfs, regardless of the disk's sector size.
 const SYSFS_SECTOR: u64 = 512;
@@ -52,8 +47,8 @@ pub enum BlockError {
         /// The expected content.
         wanted: &'static str,
     },
-    /// No disk has an EFI system partition.
-    #[error("cannot find an EFI system partition; disks: {found}")]
+    /// No disk has the partitions of a node.
+    #[error("cannot find a disk with an EFI system partition and a data partition; disks: {found}")]
     NoEsp {
         /// The disks, and the state of each.
         found: Found,
@@ -66,11 +61,11 @@ pub enum BlockError {
         /// The disks, and the state of each.
         found: Found,
     },
-    /// There are several, and none can be chosen: the firmware names none, or copies of one image
-    /// have the same GUID.
+    /// There are several, and none can be chosen: the firmware names none, or not well enough to
+    /// distinguish copies of one image.
     #[error(
         "several EFI system partitions, and it is unknown from which one this machine was booted \
-         (attach one disk only; disks with copies of one image cannot be distinguished): {}",
+         (attach one disk only: the firmware does not tell these apart): {}",
         display_all(candidates)
     )]
     AmbiguousEsp {
@@ -119,6 +114,14 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Whether attaching or detaching a disk can end it.
+    pub fn is_of_disks(&self) -> bool {
+        matches!(
+            self,
+            Self::NoEsp { .. } | Self::BootPartitionMissing { .. } | Self::AmbiguousEsp { .. }
+        )
+    }
+
     /// Whether the boot disk is missing, which ends when it appears.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::NoEsp { .. } | Self::BootPartitionMissing { .. })
@@ -256,6 +259,11 @@ impl Blocks {
 
     /// The partitions of a disk that the kernel also lists.
     pub fn partitions(&self, disk: &Disk) -> Result<Vec<PartitionDevice>, BlockError> {
+        self.read(disk).map(|(partitions, _)| partitions)
+    }
+
+    /// The partitions, and whether they are those of the backup table.
+    fn read(&self, disk: &Disk) -> Result<(Vec<PartitionDevice>, bool), BlockError> {
         let device = File::open(&disk.path).map_err(BlockError::io(&disk.path, "open"))?;
         let table = gpt::read(&device, disk.sector_size).map_err(|source| BlockError::Table {
             disk: disk.path.clone(),
@@ -280,35 +288,36 @@ impl Blocks {
                 });
             }
         }
-        Ok(partitions)
+        Ok((partitions, table.from_backup))
     }
 
-    /// Finds the EFI system partition from which this system was booted.
-    ///
-    /// This is the partition that the firmware names or, if it names none (direct boot), the only
-    /// EFI system partition.
-    pub fn boot_partition(&self, named: Option<Uuid>) -> Result<PartitionDevice, BlockError> {
+    /// Finds the EFI system partition from which this system was booted: of the disks with a
+    /// partition of type `data`, the one that the firmware names. If it names none, or if the disks
+    /// are copies of each other, the only one whose partition table is undamaged.
+    pub fn boot_partition(
+        &self,
+        booted: &Booted,
+        data: Uuid,
+    ) -> Result<PartitionDevice, BlockError> {
         let mut found = Found::default();
         let mut candidates = Vec::new();
         for disk in self.disks()? {
-            match self.partitions(&disk) {
-                Ok(partitions) => {
+            let what = match self.read(&disk) {
+                Ok((partitions, from_backup)) => {
                     let what = format!("{} partitions", partitions.len());
-                    found.disks.push((disk, what));
-                    candidates.extend(partitions);
+                    candidates.extend(candidate(partitions, data, from_backup));
+                    what
                 }
-                Err(BlockError::Table { source, .. }) => {
-                    found.disks.push((disk, source.to_string()));
-                }
+                Err(BlockError::Table { source, .. }) => source.to_string(),
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    let what = format!("{error}: {}", cause.unwrap_or_default());
-                    found.disks.push((disk, what));
+                    format!("{error}: {}", cause.unwrap_or_default())
                 }
-            }
+            };
+            found.disks.push((disk, what));
         }
-        candidates.retain(|partition| partition.entry.type_guid == ESP);
-        choose(candidates, named, found).map_err(|error| self.with_controllers(error))
+        let is_at = |path: &DevicePath, disk: &Disk| path.is(&self.sys, &disk.name);
+        choose(candidates, booted, is_at, found).map_err(|error| self.with_controllers(error))
     }
 
     /// Adds the controllers without a driver to the error of a disk that is missing: it may be
@@ -390,17 +399,49 @@ fn is_disk(name: &str) -> bool {
     !area && !virtual_kinds.iter().any(|kind| name.starts_with(kind))
 }
 
+/// An EFI system partition that this machine may have been booted from.
+struct Candidate {
+    partition: PartitionDevice,
+    /// Whether the table of its disk is damaged.
+    from_backup: bool,
+}
+
+/// The EFI system partitions of a disk. One without a data partition is another system's.
+fn candidate(
+    partitions: Vec<PartitionDevice>,
+    data: Uuid,
+    from_backup: bool,
+) -> impl Iterator<Item = Candidate> {
+    let is_ours = partitions.iter().any(|p| p.entry.type_guid == data);
+    let esps = partitions
+        .into_iter()
+        .filter(move |p| is_ours && p.entry.type_guid == ESP);
+    esps.map(move |partition| Candidate {
+        partition,
+        from_backup,
+    })
+}
+
 fn choose(
-    mut candidates: Vec<PartitionDevice>,
-    named: Option<Uuid>,
+    mut candidates: Vec<Candidate>,
+    booted: &Booted,
+    is_at: impl Fn(&DevicePath, &Disk) -> bool,
     found: Found,
 ) -> Result<PartitionDevice, BlockError> {
-    if let Some(wanted) = named {
-        candidates.retain(|p| p.entry.guid == wanted);
+    if let Some(wanted) = booted.partition {
+        candidates.retain(|candidate| candidate.partition.entry.guid == wanted);
         if candidates.is_empty() {
             return Err(BlockError::BootPartitionMissing { wanted, found });
         }
     }
+    if let Some(path) = &booted.disk {
+        prefer(&mut candidates, |c| is_at(path, &c.partition.disk));
+    }
+    prefer(&mut candidates, |candidate| !candidate.from_backup);
+    let candidates: Vec<PartitionDevice> = candidates
+        .into_iter()
+        .map(|candidate| candidate.partition)
+        .collect();
     match <[_; 1]>::try_from(candidates) {
         Ok([one]) => Ok(one),
         Err(none) if none.is_empty() => Err(BlockError::NoEsp { found }),
@@ -408,41 +449,11 @@ fn choose(
     }
 }
 
-/// The partition from which the boot loader was loaded, if it says so. `efivars` is [`EFIVARS`]
-/// except in tests.
-pub fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
-    let path = efivars.join(LOADER_DEVICE);
-    let content =
-        super::files::read_limited(&path, 1024).map_err(|error| BlockError::EfiVariable {
-            path: path.clone(),
-            problem: error.to_string(),
-        })?;
-    let Some(content) = content else {
-        return Ok(None);
-    };
-    let text = loader_text(&content);
-    let guid = text.as_deref().and_then(|text| Uuid::try_parse(text).ok());
-    match guid {
-        Some(guid) => Ok(Some(guid)),
-        None => Err(BlockError::EfiVariable {
-            path,
-            problem: format!(
-                "expected a GUID in UTF-16, got {:?}",
-                text.unwrap_or_default()
-            ),
-        }),
+/// Keeps those for which this holds, if there are any.
+fn prefer(candidates: &mut Vec<Candidate>, holds: impl Fn(&Candidate) -> bool) {
+    if candidates.iter().any(&holds) {
+        candidates.retain(holds);
     }
-}
-
-/// The variable has four bytes of attributes, followed by zero-terminated UTF-16.
-fn loader_text(content: &[u8]) -> Option<String> {
-    let units: Vec<u16> = content
-        .get(4..)?
-        .chunks_exact(2)
-        .map(|unit| u16::from_le_bytes([unit[0], unit[1]]))
-        .take_while(|unit| *unit != 0)
-        .collect();
-    String::from_utf16(&units).ok()
 }
 
 /// The size of a block device or file, in bytes.

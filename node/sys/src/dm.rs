@@ -317,10 +317,18 @@ impl DeviceMapper {
         superblock(name, device).map(drop)
     }
 
-    /// Opens the lower layer of an authenticated volume.
+    /// Opens the lower layer of an authenticated volume, which grows if its device has grown.
     pub fn open_integrity(&self, name: &str, device: &Path) -> Result<PathBuf, DmError> {
         let sectors = superblock(name, device)?;
-        self.open_volume(name, &integrity_target(device, sectors))
+        let volume = self.open_volume(name, &integrity_target(device, sectors))?;
+        // The kernel compares the size of the device with the superblock when the volume is opened,
+        // and writes what the volume can have now; the table still has what it had.
+        let possible = superblock(name, device)?;
+        if possible <= sectors {
+            return Ok(volume);
+        }
+        self.remove(name)?;
+        self.open_volume(name, &integrity_target(device, possible))
     }
 
     /// Opens the verified volume at the beginning of a device.

@@ -22,6 +22,7 @@ pub mod console;
 pub mod dhcp;
 pub mod dm;
 pub mod files;
+pub mod firmware;
 pub mod fw_cfg;
 pub mod gpt;
 pub mod hostname;
@@ -42,6 +43,7 @@ pub mod tree;
 pub mod uevents;
 pub mod watchdog;
 pub mod wireguard;
+pub mod xfs;
 
 /// Runs a test in a network namespace of its own, in which it may change everything. If creating a
 /// namespace is not permitted, the test is skipped with a message.

@@ -262,6 +262,52 @@ pub(super) fn set_inode_attributes(
     Ok(())
 }
 
+/// The size of an XFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct XfsGeometry {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// The share of its space that inodes may take, in percent; 0: no limit.
+    pub largest_inode_share: u32,
+    /// Its number of blocks.
+    pub blocks: u64,
+}
+
+/// The size of the XFS of this file.
+pub(super) fn xfs_geometry(file: BorrowedFd<'_>) -> io::Result<XfsGeometry> {
+    // _IOR('X', 100, struct xfs_fsop_geom_v1)
+    const XFS_IOC_FSGEOMETRY_V1: libc::c_ulong =
+        2 << 30 | 112 << 16 | (b'X' as libc::c_ulong) << 8 | 100;
+    let mut geometry = [0_u64; 14];
+    // SAFETY: the structure consists of integers, has the length that is encoded in the request
+    // number, that of the array, and its alignment; it outlives the call.
+    checked(unsafe {
+        libc::ioctl(
+            file.as_raw_fd(),
+            XFS_IOC_FSGEOMETRY_V1,
+            geometry.as_mut_ptr(),
+        )
+    })?;
+    // Eight integers of 32 bits, the first the block size and the last the share; then the blocks.
+    Ok(XfsGeometry {
+        block_size: geometry[0] as u32,
+        largest_inode_share: (geometry[3] >> 32) as u32,
+        blocks: geometry[4],
+    })
+}
+
+/// Grows the XFS of this file to this number of blocks.
+pub(super) fn grow_xfs(file: BorrowedFd<'_>, blocks: u64, inode_share: u32) -> io::Result<()> {
+    // _IOW('X', 110, struct xfs_growfs_data)
+    const XFS_IOC_FSGROWFSDATA: libc::c_ulong =
+        1 << 30 | 16 << 16 | (b'X' as libc::c_ulong) << 8 | 110;
+    let wanted = [blocks, u64::from(inode_share)];
+    // SAFETY: as above; the structure is an integer of 64 bits and one of 32 bits, padded, and the
+    // call only reads it.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), XFS_IOC_FSGROWFSDATA, wanted.as_ptr()) })?;
+    Ok(())
+}
+
 /// Large enough for each of the kernel's quota structures, and aligned for them.
 type QuotaBuffer = [u64; 32];
 /// The commands of `dqblk_xfs.h`.

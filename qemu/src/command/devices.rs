@@ -32,6 +32,12 @@ impl Machine {
                     device = device.set("bootindex", index.to_string());
                 }
             }
+            if disk.sector_bytes != 512 {
+                let bytes = disk.sector_bytes.to_string();
+                device = device
+                    .set("logical_block_size", &bytes)
+                    .set("physical_block_size", &bytes);
+            }
             line.option("-device", device);
         }
     }

@@ -126,9 +126,8 @@ fn cache_modes_are_what_they_say() {
     ] {
         let mut machine = machine();
         machine.disks.push(Disk {
-            path: "/d,x.qcow2".into(),
-            format: Format::Qcow2,
             cache,
+            ..Disk::new("/d,x.qcow2", Format::Qcow2)
         });
         let line = command(&machine);
         let file = value(&line, "-blockdev");

@@ -31,21 +31,19 @@ async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Ou
     let admitted = admitted.map_err(|(_, error)| error)?;
     let mut node = test.node("node").image(image).raw_disk().install().await?;
     let disk = node.disk().await?;
-    let start = disk.extension.context("no extension on the disk")?.start;
+    let start = disk.extension.start;
 
     // In the block of the file system's super block, which has no other data.
     disk.flip(start + 17)?;
     let vm = node.power_on().await?;
     let why = vm.extension(NAME).await?.context("it is mounted")?;
-    ensure!(
-        why.contains("HEARTH-EXT-SAMPLE") && why.contains("root hash"),
-        "{why}"
-    );
+    ensure!(why.contains("no extension slot has the content"), "{why}");
     vm.home().await?;
     vm.power_off().await?;
 
-    // The intact extension, with an argument for another one.
+    // The intact extension, in the other slot, and with an argument for another one.
     disk.flip(start + 17)?;
+    disk.move_to_second_slot()?;
     ensure!(
         refusal(&node).await?.is_none(),
         "an intact extension was rejected"
@@ -63,14 +61,9 @@ async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Ou
     ensure!(why.contains(&broken), "{why}");
 
     node.change_word(&broken, &admitted.to_string())?;
-    disk.delete_extension().await?;
-    let why = refusal(&node)
-        .await?
-        .context("mounted without a partition")?;
-    ensure!(
-        why.contains("no extension partition HEARTH-EXT-SAMPLE"),
-        "{why}"
-    );
+    disk.delete_slots().await?;
+    let why = refusal(&node).await?.context("mounted without a slot")?;
+    ensure!(why.contains("no extension slots"), "{why}");
     test.passed()
 }
 

@@ -8,6 +8,7 @@ mod bootstrap_cuts;
 mod clock;
 mod commands;
 mod conformance;
+mod disks;
 mod disown_cuts;
 mod extensions;
 mod ha;

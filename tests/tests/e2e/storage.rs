@@ -1,5 +1,7 @@
 //! The data partition: created, grown, encrypted, and not changed if the content of the disk is unexpected.
 
+use std::fs;
+
 use anyhow::ensure;
 use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
 use hearth_tests::node::{Node, Running};
@@ -201,6 +203,22 @@ async fn the_data_partition_grows_to_the_end_of_the_disk() -> Outcome {
     );
     let (xfs, room) = (after.xfs_size(PAYLOAD)?, after.data.length - PAYLOAD);
     ensure!(xfs <= room && room - xfs < 1 << 20, "{xfs} of {room} bytes");
+
+    // The disk is enlarged after the node was installed.
+    let file = fs::File::options().write(true).open(node.disk_path())?;
+    file.set_len(file.metadata()?.len() + MORE)?;
+    drop(file);
+    found(&node).await?;
+    let grown = node.disk().await?;
+    grown.check_table().await?;
+    ensure!(
+        grown.data.length >= after.data.length + MORE,
+        "{:?} was {:?}",
+        grown.data,
+        after.data
+    );
+    let (xfs, room) = (grown.xfs_size(PAYLOAD)?, grown.data.length - PAYLOAD);
+    ensure!(xfs <= room && room - xfs < 1 << 20, "{xfs} of {room} bytes");
     test.passed()
 }
 
@@ -210,16 +228,17 @@ async fn a_disk_that_is_too_small_is_told() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let node = test.node("node").raw_disk().install().await?;
     let disk = node.disk().await?;
-    let file = std::fs::File::options()
-        .write(true)
-        .open(node.disk_path())?;
+    let file = fs::File::options().write(true).open(node.disk_path())?;
     file.set_len(disk.data.start + disk.data.length / 2)?;
     drop(file);
     let vm = node.power_on().await?;
-    ensure!(vm.core_ended().await? == "exit code 1");
-    let (has, needs) = (" sectors, got ", "disk size: expected at least ");
-    vm.says(&["cannot find an EFI system partition", has, needs])
-        .await?;
+    let what = vm.waits_in_the_end().await?;
+    let says = [
+        "cannot find a disk with an EFI system partition",
+        "disk size: expected at least ",
+        " sectors, got ",
+    ];
+    ensure!(says.iter().all(|part| what.contains(part)), "{what}");
     vm.cut().await?;
     test.passed()
 }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use hearth_api::names;
+use hearth_image::layout::{self, Boot};
+use hearth_image::recipe::LOADER;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -20,6 +21,8 @@ use crate::image::{self, Artifacts};
 use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::Ui;
+
+const MIB: u64 = 1 << 20;
 
 /// About the length of real parameters.
 const PARAMETERS: [u8; 300] = [0x5a; 300];
@@ -116,13 +119,15 @@ impl Bench {
             folder,
         };
         // genimage puts a folder on the ESP.
-        for name in ["EFI/BOOT", "hearth"] {
+        for name in FOLDERS {
             let path = bench.path("root").join(name);
             fs::create_dir_all(&path)
                 .with_context(|| format!("cannot create {}", path.display()))?;
         }
         fs::write(bench.path("parameters"), PARAMETERS)?;
         fs::copy(&bench.uki, bench.path("uki"))?;
+        fs::copy(LOADER, bench.path("loader")).context("cannot copy the boot loader")?;
+        fs::write(bench.path("loader.conf"), layout::LOADER_CONFIGURATION)?;
         fs::write(bench.path("genimage.cfg"), genimage_config())?;
         Ok(bench)
     }
@@ -163,7 +168,7 @@ impl Bench {
             Cmd::new("mcopy")
                 .args(["-n", "-o", "-i"])
                 .arg(format!("{}@@1M", disk.display()))
-                .args(["::EFI/BOOT/BOOTX64.EFI"])
+                .arg(format!("::{}", Boot::uki_path(image::VERSION)))
                 .arg(&inside)
                 .run(&self.ui)?;
             ensure!(
@@ -206,22 +211,21 @@ impl Bench {
     fn mtools(&self) -> Result<()> {
         let disk = self.path("disk.img");
         let volume = format!("{}@@1M", disk.display());
-        let esp = image::ESP_SIZE / (1 << 20);
-        let data = image::DATA_SIZE / (1 << 20);
+        let partitions = partitions();
+        let mib: u64 = partitions.iter().map(|(_, _, size)| size / MIB).sum();
         Cmd::new("truncate")
-            .args(["--size", &format!("{}M", esp + data + 2)])
+            .args(["--size", &format!("{}M", mib + 2)])
             .arg(&disk)
             .run(&self.ui)?;
-        Cmd::new("/usr/sbin/sgdisk")
-            .args(["--new", &format!("1:2048:+{esp}M"), "--typecode"])
-            .args([&format!("1:{}", names::ESP_TYPE), "--change-name"])
-            .args([&format!("1:{}", names::ESP_LABEL), "--new"])
-            .args([&format!("2:0:+{data}M"), "--typecode"])
-            .args([&format!("2:{}", names::DATA_TYPE), "--change-name"])
-            .arg(format!("2:{}", names::DATA_LABEL))
-            .arg(&disk)
-            .run(&self.ui)?;
-        let sectors = (image::ESP_SIZE / 512).to_string();
+        let mut table = Cmd::new("/usr/sbin/sgdisk");
+        for (number, (label, type_guid, size)) in (1..).zip(&partitions) {
+            table = table
+                .args(["--new", &format!("{number}:0:+{}M", size / MIB)])
+                .args(["--typecode", &format!("{number}:{type_guid}")])
+                .args(["--change-name", &format!("{number}:{label}")]);
+        }
+        table.arg(&disk).run(&self.ui)?;
+        let sectors = (layout::ESP_SIZE / 512).to_string();
         let mtools = |program: &str, more: &[&Path]| {
             Cmd::new(program)
                 .args(["-i", &volume])
@@ -229,20 +233,15 @@ impl Bench {
                 .run(&self.ui)
         };
         Cmd::new("mformat")
-            .args(["-i", &volume, "-F", "-c", "2", "-T", &sectors, "::"])
+            .args(["-i", &volume, "-F", "-c", CLUSTER, "-T", &sectors, "::"])
             .run(&self.ui)?;
-        mtools("mmd", &["::EFI", "::EFI/BOOT", "::hearth"].map(Path::new))?;
-        mtools(
-            "mcopy",
-            &[&self.path("uki"), Path::new("::EFI/BOOT/BOOTX64.EFI")],
-        )?;
-        mtools(
-            "mcopy",
-            &[
-                &self.path("parameters"),
-                Path::new("::hearth/parameters.pb"),
-            ],
-        )?;
+        let folders = ["EFI"].into_iter().chain(FOLDERS);
+        let folders: Vec<PathBuf> = folders.map(|path| format!("::{path}").into()).collect();
+        let folders: Vec<&Path> = folders.iter().map(PathBuf::as_path).collect();
+        mtools("mmd", &folders)?;
+        for (from, to) in files() {
+            mtools("mcopy", &[&self.path(from), Path::new(&format!("::{to}"))])?;
+        }
         Ok(())
     }
 
@@ -261,34 +260,77 @@ fn path_with_sbin() -> std::ffi::OsString {
     path
 }
 
+/// Sectors in a cluster, as we choose them for this size.
+const CLUSTER: &str = "16";
+/// Folders on the ESP.
+const FOLDERS: [&str; 4] = ["EFI/BOOT", "EFI/Linux", "loader", "hearth"];
+
+/// Files of the ESP: the name in the folder of the benchmark, and the path.
+fn files() -> [(&'static str, String); 4] {
+    [
+        ("loader", layout::LOADER_PATH.to_owned()),
+        ("loader.conf", layout::LOADER_CONFIGURATION_PATH.to_owned()),
+        ("uki", Boot::uki_path(image::VERSION)),
+        ("parameters", layout::PARAMETERS.to_owned()),
+    ]
+}
+
+/// Label, type and size in bytes of the partitions.
+fn partitions() -> [(&'static str, String, u64); 4] {
+    let [first, second] = layout::SLOT_LABELS;
+    let slot = |label| (label, layout::EXTENSION_TYPE.to_string(), layout::SLOT_SIZE);
+    [
+        (
+            layout::ESP_LABEL,
+            layout::ESP_TYPE.to_string(),
+            layout::ESP_SIZE,
+        ),
+        slot(first),
+        slot(second),
+        (
+            layout::DATA_LABEL,
+            layout::DATA_TYPE.to_string(),
+            layout::DATA_SIZE,
+        ),
+    ]
+}
+
 fn genimage_config() -> String {
-    let (esp, data) = (image::ESP_SIZE, image::DATA_SIZE);
+    let files: String = files()
+        .iter()
+        .map(|(from, to)| format!("        file {to} {{ image = \"{from}\" }}\n"))
+        .collect();
+    let partition = |(label, type_guid, size): &(&str, String, u64)| match *label {
+        layout::ESP_LABEL => format!(
+            "    partition {label} {{
+        image = \"esp.img\"
+        offset = 1M
+        partition-type-uuid = \"{type_guid}\"
+    }}
+"
+        ),
+        _ => format!(
+            "    partition {label} {{
+        size = {size}
+        partition-type-uuid = \"{type_guid}\"
+    }}
+"
+        ),
+    };
+    let table: String = partitions().iter().map(partition).collect();
     format!(
         "image esp.img {{
     vfat {{
         label = \"{label}\"
-        extraargs = \"-F 32 -s 2\"
-        file EFI/BOOT/BOOTX64.EFI {{ image = \"uki\" }}
-        file hearth/parameters.pb {{ image = \"parameters\" }}
-    }}
+        extraargs = \"-F 32 -s {CLUSTER}\"
+{files}    }}
     size = {esp}
 }}
 image disk.img {{
     hdimage {{ partition-table-type = \"gpt\" }}
-    partition {label} {{
-        image = \"esp.img\"
-        offset = 1M
-        partition-type-uuid = \"{esp_type}\"
-    }}
-    partition {data_label} {{
-        size = {data}
-        partition-type-uuid = \"{data_type}\"
-    }}
-}}
+{table}}}
 ",
-        label = names::ESP_LABEL,
-        esp_type = names::ESP_TYPE,
-        data_label = names::DATA_LABEL,
-        data_type = names::DATA_TYPE,
+        label = layout::ESP_LABEL,
+        esp = layout::ESP_SIZE,
     )
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use hearth_build::source::Source;
 use hearth_image::os_release::{self, KernelRelease, NodeRelease};
+use hearth_image::recipe::Release;
 
 use super::Flavour;
 use crate::checkout::root;
@@ -12,29 +13,39 @@ use crate::command::Cmd;
 use crate::kernel::Kernel;
 use crate::ui::Ui;
 
+/// The version of everything in this checkout.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The description of the node's image.
 pub(super) fn of_node(
     ui: &Ui,
     flavour: Flavour,
     kernel: &Kernel,
     programs: &[(PathBuf, String)],
-) -> Result<String> {
+) -> Result<Release> {
     let source = Source::of_checkout(ui, &root())?;
     let versions = programs.iter().map(|(program, _)| version_of(ui, program));
-    Ok(os_release::of_node(&NodeRelease {
-        version: env!("CARGO_PKG_VERSION"),
+    Ok(of(os_release::of_node(&NodeRelease {
+        version: VERSION,
         variant: (flavour != Flavour::Release).then(|| flavour.name()),
         revision: source.revision.as_deref(),
         source_time: source.time,
         kernel: kernel_release(kernel),
         programs: versions.collect::<Result<_>>()?,
-    }))
+    })))
 }
 
 /// The description of an image around a program that is not Hearth's.
-pub(super) fn around(program: &Path, kernel: &Kernel) -> String {
+pub(super) fn around(program: &Path, kernel: &Kernel) -> Release {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    os_release::around(&name, &kernel_release(kernel))
+    of(os_release::around(&name, &kernel_release(kernel)))
+}
+
+fn of(os_release: String) -> Release {
+    Release {
+        version: VERSION.to_owned(),
+        os_release,
+    }
 }
 
 fn kernel_release(kernel: &Kernel) -> KernelRelease<'_> {

@@ -32,6 +32,7 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use hearth_api::chain;
 use hearth_api::identity::random_bytes;
 use hearth_sys::files::FileError;
 
@@ -128,7 +129,7 @@ impl Volume {
 pub trait StorageBackend: Send + 'static {
     /// The path of the partition's device node.
     fn device(&mut self) -> Result<PathBuf, StorageError>;
-    /// Grows the partition to the maximum that its disk allows.
+    /// Grows the partition to the maximum that its disk allows. It must not be open.
     fn grow(&mut self) -> Result<(), StorageError>;
     /// Formats the device for the mode, before it can be opened. Destroys the payload.
     fn prepare(&mut self, mode: Mode, device: &Path) -> Result<(), StorageError>;
@@ -141,6 +142,8 @@ pub trait StorageBackend: Send + 'static {
     fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError>;
     /// Mounts the payload.
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
+    /// Grows the mounted file system to the size of the payload.
+    fn grow_file_system(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
 }
 
 /// The data partition of this machine.
@@ -227,13 +230,19 @@ impl<M: StorageBackend> DataPartition<M> {
 
     /// Opens and mounts the partition; requires a header in phase READY. Returns false if it was
     /// already mounted, by an enrolment that has been restarted since.
+    ///
+    /// A disk that has been enlarged is used whole from then on. If that fails, the node runs with
+    /// what it had: the reason is in the log.
     pub fn mount(&mut self, volume: &Volume) -> Result<bool, StorageError> {
-        let (device, header) = self.header(volume, Phase::Ready)?;
-        let at = self.data.path();
-        let mounted = self.machinery.is_mounted(at)?;
+        let (_, header) = self.header(volume, Phase::Ready)?;
+        let at = self.data.path().to_owned();
+        let mounted = self.machinery.is_mounted(&at)?;
         if !mounted {
+            warn_of(self.machinery.grow());
+            let device = self.machinery.device()?;
             let payload = self.machinery.open(volume.key(&header.salt), &device)?;
-            self.machinery.mount(&payload, at)?;
+            self.machinery.mount(&payload, &at)?;
+            warn_of(self.machinery.grow_file_system(&payload, &at));
         }
         self.data.make_directories()?;
         Ok(!mounted)
@@ -263,6 +272,13 @@ impl<M: StorageBackend> DataPartition<M> {
                 wanted,
             }),
         }
+    }
+}
+
+/// Logs the error of a step that may fail.
+fn warn_of(step: Result<(), StorageError>) {
+    if let Err(error) = step {
+        tracing::warn!("{}", chain(&error));
     }
 }
 

@@ -18,6 +18,7 @@ use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
 use hearth_sys::dm::{AeadKey, DeviceMapper, DmError, XtsKey};
 use hearth_sys::mkfs;
 use hearth_sys::mounts::{self, MountFlags};
+use hearth_sys::xfs::{self, Grown};
 use tokio::runtime::Handle;
 
 use super::header::REGION;
@@ -136,5 +137,17 @@ impl StorageBackend for System {
         // Quotas for the volumes of pods need this option; it costs nothing without quotas.
         mounts::mount(payload, at, "xfs", flags, "prjquota")
             .map_err(failed("mount the data partition"))
+    }
+
+    fn grow_file_system(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
+        let grown = xfs::grow(payload, at).map_err(failed("grow the file system"))?;
+        if let Some(Grown { from, to }) = grown {
+            tracing::info!(
+                from,
+                to,
+                "grew the file system to the size of the data partition"
+            );
+        }
+        Ok(())
     }
 }

@@ -87,8 +87,20 @@ fn a_partition_is_made_once_and_mounted_ever_after() {
         fs::write(&roles, "kept").unwrap();
         disk.partition().mount(&volume).unwrap();
         assert_eq!(fs::read(&roles).unwrap(), b"kept");
-        assert_eq!(disk.files.grown(), 1);
+        // Once when it was made, and at the two boots.
+        assert_eq!(disk.files.grown(), 3);
     }
+}
+
+#[test]
+fn a_file_system_that_cannot_grow_is_mounted() {
+    let volume = volume(None, 1);
+    let disk = Disk::ready(&volume);
+    // Find the device, grow the partition, find it again, open and mount it.
+    disk.files.fail_after(5);
+    assert!(disk.partition().mount(&volume).unwrap());
+    disk.files.fail_after(4);
+    assert!(disk.partition().mount(&volume).is_err());
 }
 
 #[test]

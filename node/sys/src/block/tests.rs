@@ -53,6 +53,13 @@ impl Machine {
     }
 }
 
+fn named(partition: Uuid) -> Booted {
+    Booted {
+        partition: Some(partition),
+        disk: None,
+    }
+}
+
 const A: Uuid = Uuid::from_u128(0xa);
 const B: Uuid = Uuid::from_u128(0xb);
 
@@ -82,7 +89,10 @@ fn partitions_are_found_on_disks_of_every_kind() {
     ] {
         let machine = Machine::new();
         machine.add_boot_disk(disk, A);
-        let found = machine.blocks.boot_partition(None).unwrap();
+        let found = machine
+            .blocks
+            .boot_partition(&Booted::default(), DATA)
+            .unwrap();
         assert_eq!(found.path.file_name().unwrap(), esp);
     }
 }
@@ -99,7 +109,11 @@ fn a_missing_disk_is_told_with_the_controllers_that_have_no_driver() {
     ] {
         fs::write(device.join(name), format!("{value}\n")).unwrap();
     }
-    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    let error = machine
+        .blocks
+        .boot_partition(&Booted::default(), DATA)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.ends_with(
             "disks: none; PCI devices without a driver in this kernel: \
@@ -108,7 +122,7 @@ fn a_missing_disk_is_told_with_the_controllers_that_have_no_driver() {
         "{error}"
     );
     machine.add_boot_disk("sda", A);
-    let error = machine.blocks.boot_partition(Some(B)).unwrap_err();
+    let error = machine.blocks.boot_partition(&named(B), DATA).unwrap_err();
     assert!(error.to_string().contains("9005:028d"), "{error}");
 }
 
@@ -117,7 +131,10 @@ fn the_only_esp_is_the_boot_partition() {
     let machine = Machine::new();
     machine.add_boot_disk("nvme0n1", A);
     machine.add_disk("vda", 1);
-    let esp = machine.blocks.boot_partition(None).unwrap();
+    let esp = machine
+        .blocks
+        .boot_partition(&Booted::default(), DATA)
+        .unwrap();
     assert!(esp.path.ends_with("dev/nvme0n1p1"), "{:?}", esp.path);
     assert_eq!(esp.size(), 2 << 20);
     let data = machine.blocks.only_partition(&esp.disk, DATA).unwrap();
@@ -129,9 +146,13 @@ fn several_are_decided_by_the_firmware_or_not_at_all() {
     let machine = Machine::new();
     machine.add_boot_disk("vda", A);
     machine.add_boot_disk("vdb", B);
-    let esp = machine.blocks.boot_partition(Some(B)).unwrap();
+    let esp = machine.blocks.boot_partition(&named(B), DATA).unwrap();
     assert_eq!(esp.disk.name, "vdb");
-    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    let error = machine
+        .blocks
+        .boot_partition(&Booted::default(), DATA)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("dev/vda1") && error.contains("dev/vdb1"),
         "{error}"
@@ -143,8 +164,8 @@ fn copies_of_one_image_are_not_told_apart_by_the_order_of_disks() {
     let machine = Machine::new();
     machine.add_boot_disk("vda", A);
     machine.add_boot_disk("vdb", A);
-    for named in [None, Some(A)] {
-        let error = machine.blocks.boot_partition(named).unwrap_err();
+    for booted in [Booted::default(), named(A)] {
+        let error = machine.blocks.boot_partition(&booted, DATA).unwrap_err();
         assert!(
             matches!(&error, BlockError::AmbiguousEsp { candidates } if candidates.len() == 2),
             "{error}"
@@ -152,13 +173,45 @@ fn copies_of_one_image_are_not_told_apart_by_the_order_of_disks() {
     }
 }
 
+/// FIELD K1.
+#[test]
+fn a_whole_table_goes_before_a_backup_and_our_disk_before_another_systems() {
+    let machine = Machine::new();
+    machine.add_boot_disk("vda", A);
+    machine.add_boot_disk("vdb", A);
+    let copy = machine.dir.path().join("dev/vda");
+    // The primary table.
+    write_region(&copy, 512, &[0; 34 * 512]).unwrap();
+    machine.add_boot_disk("vdc", B);
+    let other_type = Uuid::from_u128(0x07e8);
+    let table = gpt::tests::two_partitions(8 * 2048, (ESP, B), (other_type, Uuid::from_u128(98)));
+    fs::write(machine.dir.path().join("dev/vdc"), table).unwrap();
+    for booted in [Booted::default(), named(A)] {
+        let esp = machine.blocks.boot_partition(&booted, DATA).unwrap();
+        assert_eq!(esp.disk.name, "vdb");
+    }
+    let error = machine.blocks.boot_partition(&named(B), DATA).unwrap_err();
+    assert!(
+        matches!(error, BlockError::BootPartitionMissing { .. }),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_missing_boot_partition_tells_what_was_found() {
     let machine = Machine::new();
-    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    let error = machine
+        .blocks
+        .boot_partition(&Booted::default(), DATA)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("disks: none"), "{error}");
     machine.add_disk("vda", 1);
-    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    let error = machine
+        .blocks
+        .boot_partition(&Booted::default(), DATA)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("dev/vda (no GUID partition table)"),
         "{error}"
@@ -166,7 +219,7 @@ fn a_missing_boot_partition_tells_what_was_found() {
     machine.add_boot_disk("vdb", A);
     let error = machine
         .blocks
-        .boot_partition(Some(B))
+        .boot_partition(&named(B), DATA)
         .unwrap_err()
         .to_string();
     assert!(
@@ -177,28 +230,6 @@ fn a_missing_boot_partition_tells_what_was_found() {
         .blocks
         .only_partition(&machine.blocks.disks().unwrap()[1], B);
     assert!(error.unwrap_err().to_string().ends_with("got 0"));
-}
-
-#[test]
-fn the_loaders_partition_is_read_from_its_variable() {
-    let dir = tempfile::tempdir().unwrap();
-    assert!(loader_partition(dir.path()).unwrap().is_none());
-    let guid = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B";
-    let units = guid.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
-    let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
-    let path = dir.path().join(LOADER_DEVICE);
-    fs::write(&path, &content).unwrap();
-    assert_eq!(loader_partition(dir.path()).unwrap(), Some(ESP));
-    for bad in [
-        &content[..3],
-        &content[..20],
-        b"\x06\0\0\0\0\xd8\0\xd8",
-        b"",
-    ] {
-        fs::write(&path, bad).unwrap();
-        let error = loader_partition(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("LoaderDevice"), "{error}");
-    }
 }
 
 #[test]
