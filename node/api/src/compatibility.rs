@@ -1,7 +1,8 @@
 //! Names and numbers of the protocol buffers, compared with the committed list `schema.txt`.
 //!
 //! Nodes, operators and stored records of different releases depend on them, so what is in the list
-//! must stay; see `docs/compatibility.md`. New entries are added to the list by
+//! must stay; see `docs/compatibility.md`. A field may be removed if its number and its name are
+//! reserved. The list is brought up to date by
 //! `HEARTH_WRITE_SCHEMA=1 cargo test -p hearth-api compatibility`.
 
 use std::collections::BTreeSet;
@@ -12,12 +13,13 @@ use prost_reflect::{DescriptorPool, EnumDescriptor, MessageDescriptor, ServiceDe
 const WRITE: &str = "HEARTH_WRITE_SCHEMA";
 
 #[test]
-fn names_and_numbers_only_ever_grow() {
+fn names_and_numbers_stay_or_are_reserved() {
     let pool = DescriptorPool::decode(crate::FILE_DESCRIPTOR_SET).expect("descriptors");
     let ours = |name: &str| name.starts_with("hearth.");
     let mut current = BTreeSet::new();
     for message in pool.all_messages().filter(|m| ours(m.full_name())) {
         fields(&message, &mut current);
+        reserved(&message, &mut current);
     }
     for values in pool.all_enums().filter(|e| ours(e.full_name())) {
         constants(&values, &mut current);
@@ -29,7 +31,10 @@ fn names_and_numbers_only_ever_grow() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema.txt");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let committed: BTreeSet<String> = text.lines().map(str::to_owned).collect();
-    let removed: Vec<_> = committed.difference(&current).collect();
+    let removed = committed.difference(&current);
+    let removed: Vec<_> = removed
+        .filter(|line| !is_reserved(line, &current))
+        .collect();
     assert!(removed.is_empty(), "removed or changed: {removed:#?}");
     if std::env::var_os(WRITE).is_some() {
         let lines: Vec<String> = current.iter().map(|line| format!("{line}\n")).collect();
@@ -53,6 +58,43 @@ fn fields(message: &MessageDescriptor, lines: &mut BTreeSet<String>) {
             field.cardinality(),
             field.kind(),
         ));
+    }
+}
+
+/// The numbers and names that no field may have again.
+fn reserved(message: &MessageDescriptor, lines: &mut BTreeSet<String>) {
+    let name = message.full_name();
+    for number in message.reserved_ranges().flatten() {
+        lines.insert(format!("reserved {name} {number}"));
+    }
+    for field in message.reserved_names() {
+        lines.insert(format!("reserved {name} {field}"));
+    }
+}
+
+/// Whether the line is about a field whose number and name are both reserved.
+fn is_reserved(line: &str, current: &BTreeSet<String>) -> bool {
+    let words: Vec<_> = line.split(' ').collect();
+    let ["field", message, number, name, ..] = words[..] else {
+        return false;
+    };
+    [number, name]
+        .iter()
+        .all(|word| current.contains(&format!("reserved {message} {word}")))
+}
+
+#[test]
+fn a_removed_field_has_to_be_reserved_by_number_and_by_name() {
+    let current = ["reserved a.M 1", "reserved a.M old", "reserved a.M 2"];
+    let current = current.map(str::to_owned).into();
+    for (line, expected) in [
+        ("field a.M 1 old Optional string", true),
+        ("field a.M 2 other Optional string", false),
+        ("field a.M 3 old Optional string", false),
+        ("field a.N 1 old Optional string", false),
+        ("value a.M 1 old", false),
+    ] {
+        assert_eq!(is_reserved(line, &current), expected, "{line}");
     }
 }
 

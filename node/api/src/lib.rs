@@ -35,6 +35,7 @@ pub mod provider;
 mod redacted;
 pub mod schema;
 pub mod server;
+pub mod settings;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tls;

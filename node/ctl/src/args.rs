@@ -1,12 +1,18 @@
 //! The command line: commands, flags and the parsers of their values. The doc comments here are the
 //! help texts.
 
+mod cluster;
+mod settings;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use hearth_api::client::Endpoint;
 use hearth_api::names::PORT_NODE_MANAGEMENT;
+
+pub(crate) use cluster::{Cluster, Configure, FormerSetting};
+pub(crate) use settings::Assignment;
 
 /// The port of a URL that names none.
 const HTTPS: u16 = 443;
@@ -78,79 +84,6 @@ pub(crate) enum Command {
     /// Print the reference page
     #[command(hide = true)]
     Reference,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Cluster {
-    /// Log in as owner and save a context
-    ///
-    /// Exchanges the owner key for a certificate. The cluster authenticates its
-    /// CA with the first-contact secret, which protects against a
-    /// man-in-the-middle. Can be repeated at any time.
-    TakeOwnership {
-        /// Private key file (PKCS #8, PEM); its public key is in the bootstrap
-        /// parameters
-        #[arg(long, value_name = "FILE")]
-        owner_key: PathBuf,
-        /// First-contact secret file (64 hexadecimal digits), as in the
-        /// bootstrap parameters
-        #[arg(long, value_name = "FILE")]
-        first_contact_secret: PathBuf,
-        /// Context name [default: the first 8 digits of the cluster ID]
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
-    },
-    /// Show the cluster's ID, configuration and control plane
-    Info {
-        #[command(flatten)]
-        output: Output,
-    },
-    /// Print the register ticket
-    ///
-    /// The ticket goes into the register parameters of new machines. It allows
-    /// a machine to ask for registration only: an operator has to approve each
-    /// machine before it becomes a node.
-    Ticket {
-        /// Replace the ticket: the old one is rejected from now on. Nodes and
-        /// machines that have registered already are not affected
-        #[arg(long)]
-        rotate: bool,
-        #[command(flatten)]
-        output: Output,
-    },
-    /// Show or change the cluster configuration
-    #[command(subcommand)]
-    Configure(Configure),
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Configure {
-    /// Show the cluster configuration
-    Get {
-        #[command(flatten)]
-        output: Output,
-    },
-    /// Change a setting
-    ///
-    /// All other settings are fixed when the cluster is created.
-    Set {
-        /// Setting name
-        #[arg(value_enum)]
-        setting: Setting,
-        /// New values, replacing all old ones; none clears the setting
-        #[arg(value_name = "VALUE")]
-        values: Vec<String>,
-        #[command(flatten)]
-        output: Output,
-    },
-}
-
-/// The settings that can be changed in a running cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Setting {
-    /// Node labels that are copied to Kubernetes nodes: keys, or key prefixes
-    /// followed by "*"
-    SynchronizedLabels,
 }
 
 #[derive(Debug, Subcommand)]

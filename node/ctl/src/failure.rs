@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Refused = 4,
     /// An error on this machine: files, contexts.
     Local = 5,
+    /// The cluster's settings have changed since they were read.
+    Conflict = 6,
     /// The wait was interrupted; shells use this code for SIGINT.
     Interrupted = 130,
 }
@@ -61,6 +63,17 @@ impl Failure {
         self
     }
 
+    /// Adds another line of advice.
+    #[must_use]
+    pub(crate) fn also_advise(mut self, advice: impl Into<String>) -> Self {
+        let more = advice.into();
+        self.advice = Some(match self.advice {
+            Some(first) => format!("{first}\n  {more}"),
+            None => more,
+        });
+        self
+    }
+
     /// Standard output cannot be written.
     pub(crate) fn output(error: io::Error) -> Self {
         Self::new(Kind::Local, "print the result").because(error)
@@ -78,11 +91,16 @@ impl Failure {
                 "check that the context is for this cluster; \
                  get a new certificate with `hearthctl cluster take-ownership`",
             ),
-            Kind::Cluster | Kind::Local | Kind::Interrupted => None,
+            Kind::Cluster | Kind::Conflict | Kind::Local | Kind::Interrupted => None,
         };
         let mut failure = Self::new(kind, what).because(status);
         failure.advice = advice.map(str::to_owned);
         failure
+    }
+
+    /// The kind.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Invalid labels: message and exit code are those that a curator's answer would give.

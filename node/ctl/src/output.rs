@@ -12,9 +12,12 @@ use serde::Serialize;
 
 mod consensus;
 mod log;
+mod settings;
 
 pub(crate) use consensus::Consensus;
 pub(crate) use log::{LogLine, rfc3339};
+use settings::Configuration;
+pub(crate) use settings::Settings;
 
 use crate::context::to_pem;
 pub(crate) use crate::table::printable as safe;
@@ -280,65 +283,9 @@ pub(crate) struct Cluster {
     version: String,
     ca_certificate: String,
     configuration: Configuration,
+    /// The version of the configuration.
+    configuration_version: u64,
     directory: Vec<Member>,
-}
-
-/// Configuration of a cluster.
-#[derive(Debug, Serialize)]
-pub(crate) struct Configuration {
-    cluster_domain: String,
-    tpm_mode: String,
-    storage_security_policy: String,
-    cold_start_policy: String,
-    synchronized_labels: Vec<String>,
-}
-
-impl From<v1::ClusterConfiguration> for Configuration {
-    fn from(configuration: v1::ClusterConfiguration) -> Self {
-        Self {
-            cluster_domain: configuration.cluster_domain,
-            tpm_mode: word(
-                configuration.tpm_mode,
-                v1::TpmMode::as_str_name,
-                "TPM_MODE_",
-            ),
-            storage_security_policy: word(
-                configuration.storage_security_policy,
-                v1::StorageSecurityPolicy::as_str_name,
-                "STORAGE_SECURITY_POLICY_",
-            ),
-            cold_start_policy: word(
-                configuration.cold_start_policy,
-                v1::ColdStartPolicy::as_str_name,
-                "COLD_START_POLICY_",
-            ),
-            synchronized_labels: configuration
-                .kubernetes
-                .unwrap_or_default()
-                .synchronized_labels,
-        }
-    }
-}
-
-impl Configuration {
-    /// As text for people.
-    pub(crate) fn text(&self) -> String {
-        let labels = match &self.synchronized_labels[..] {
-            [] => "-".to_owned(),
-            patterns => printable(&patterns.join(" ")),
-        };
-        format!(
-            "domain            {}\n\
-             TPM mode          {}\n\
-             storage security  {}\n\
-             cold start        {}\n\
-             synced labels     {labels}\n",
-            printable(&self.cluster_domain),
-            self.tpm_mode,
-            self.storage_security_policy,
-            self.cold_start_policy,
-        )
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -360,7 +307,8 @@ impl From<&v1::GetClusterInfoResponse> for Cluster {
                 .map_or_else(|_| hex::encode(&info.cluster_id), |id| id.to_string()),
             version: info.version.clone(),
             ca_certificate: to_pem(&info.ca_certificate),
-            configuration: info.configuration.clone().unwrap_or_default().into(),
+            configuration: Configuration::from(&info.configuration.clone().unwrap_or_default()),
+            configuration_version: info.configuration_version,
             directory: members.unwrap_or_default().iter().map(member).collect(),
         }
     }
@@ -384,10 +332,11 @@ impl Cluster {
         let mut text = format!(
             "cluster           {}\n\
              version           {}\n\
+             \n\
              {}\n",
             self.cluster_id,
             printable(&self.version),
-            self.configuration.text(),
+            self.configuration.table(),
         );
         let mut table = Table::new(&["CONTROL PLANE", "ADDRESSES"]);
         for member in &self.directory {

@@ -78,7 +78,10 @@ fn options<'a>(page: &mut String, args: impl Iterator<Item = &'a Arg>) {
         let mut help = help.map(ToString::to_string).unwrap_or_default();
         let values = arg.get_possible_values();
         let values: Vec<&str> = values.iter().map(|value| value.get_name()).collect();
-        if arg.get_action().takes_values() && !values.is_empty() {
+        if arg.get_action().takes_values()
+            && !values.is_empty()
+            && !arg.is_hide_possible_values_set()
+        {
             let _ = write!(help, " [possible values: {}]", values.join(", "));
         }
         if let [default] = arg.get_default_values()

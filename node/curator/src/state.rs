@@ -27,6 +27,7 @@ use hearth_api::private::{
     StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
     StoredTicket, StoredTombstone,
 };
+use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
     ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
@@ -443,7 +444,7 @@ impl Intent {
 pub struct ClusterRecord {
     /// The cluster's ID.
     pub id: ClusterId,
-    /// The cluster's configuration.
+    /// The cluster's configuration; settings that were never set have their defaults.
     pub configuration: ClusterConfiguration,
     /// The owner's public key.
     pub owner: PublicKey,
@@ -460,7 +461,7 @@ impl ClusterRecord {
         stored.first_contact_secret.zeroize();
         Ok(Self {
             id: ClusterId::try_from(&stored.cluster_id[..]).map_err(|e| wrong(e.to_string()))?,
-            configuration: stored.configuration.unwrap_or_default(),
+            configuration: settings::with_defaults(stored.configuration.unwrap_or_default()),
             owner: PublicKey::try_from(&stored.owner_public_key[..])
                 .map_err(|e| wrong(format!("owner: {e}")))?,
             first_contact_secret: secret.map_err(|e| wrong(e.to_string()))?,

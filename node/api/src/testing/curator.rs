@@ -46,8 +46,10 @@ pub struct Script {
     pub register_ticket: Vec<u8>,
     /// For `GetLogs`.
     pub logs: Vec<LogEntry>,
-    /// For `GetClusterInfo`.
+    /// For `GetClusterInfo`; `ConfigureCluster` changes it.
     pub configuration: ClusterConfiguration,
+    /// The version of the configuration.
+    pub configuration_version: u64,
     /// For `GetClusterInfo`.
     pub directory: ClusterDirectory,
     /// For `GetKubernetesAccess`: the API servers, and a placeholder for their CA certificate.
@@ -74,6 +76,7 @@ impl Default for Script {
             register_ticket: Vec::new(),
             logs: Vec::new(),
             configuration: ClusterConfiguration::default(),
+            configuration_version: 1,
             directory: ClusterDirectory::default(),
             kubernetes: None,
             first_contact_secret: None,

@@ -5,6 +5,7 @@ use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers};
 use crate::identity::PublicKey;
+use crate::settings;
 use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
 use crate::v1::{
@@ -50,6 +51,7 @@ impl Management for Answering {
             configuration: Some(script.configuration.clone()),
             directory: Some(script.directory.clone()),
             version: "1.2.3-test".to_owned(),
+            configuration_version: script.configuration_version,
         }))
     }
 
@@ -226,12 +228,24 @@ impl Management for Answering {
         request: Request<ConfigureClusterRequest>,
     ) -> Result<Response<ConfigureClusterResponse>, Status> {
         self.called("ConfigureCluster");
+        let request = request.into_inner();
+        let values = request.configuration.unwrap_or_default();
         let mut script = self.script();
-        if let Some(kubernetes) = request.into_inner().kubernetes {
-            script.configuration.kubernetes = Some(kubernetes);
+        if request.version != script.configuration_version {
+            return Err(Status::aborted("version: the configuration has changed"));
         }
+        for path in &request.field_mask {
+            let setting = settings::find("field_mask", path)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
+            if setting.fixed.is_some() {
+                return Err(Status::failed_precondition(format!("{path}: it is fixed")));
+            }
+            setting.copy(&values, &mut script.configuration);
+        }
+        script.configuration_version += 1;
         Ok(Response::new(ConfigureClusterResponse {
             configuration: Some(script.configuration.clone()),
+            version: script.configuration_version,
         }))
     }
 }

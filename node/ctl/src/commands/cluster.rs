@@ -1,4 +1,8 @@
-//! `hearthctl cluster`: ownership, cluster information, register ticket, configuration.
+//! `hearthctl cluster`: ownership, cluster information, register ticket, settings.
+
+mod document;
+mod edit;
+mod settings;
 
 use std::path::Path;
 
@@ -6,15 +10,12 @@ use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
 use hearth_api::operator::{Operator, OwnershipError};
+use hearth_api::owner;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{
-    ConfigureClusterRequest, GetClusterInfoRequest, GetRegisterTicketRequest,
-    KubernetesConfiguration,
-};
-use hearth_api::{labels, owner};
+use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
 
 use super::{print, print_json};
-use crate::args::{Cluster, Configure, Format, Global, Setting};
+use crate::args::{Cluster, Format, Global};
 use crate::context::Contexts;
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
@@ -28,43 +29,14 @@ pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure
         } => take_ownership(global, &owner_key, &first_contact_secret, name).await,
         Cluster::Info { output } => info(global, output.form).await,
         Cluster::Ticket { rotate, output } => ticket(global, rotate, output.form).await,
-        Cluster::Configure(command) => configure(global, command).await,
-    }
-}
-
-async fn configure(global: &Global, command: Configure) -> Result<(), Failure> {
-    let mut management = ManagementClient::new(connection::open(global)?);
-    let (configuration, form) = match command {
-        Configure::Get { output } => {
-            let call = management.get_cluster_info(GetClusterInfoRequest {});
-            let info = within(global.timeout, call)
-                .await
-                .map_err(|status| Failure::call("get the cluster configuration", status))?;
-            (info.into_inner().configuration, output.form)
-        }
-        Configure::Set {
-            setting: Setting::SynchronizedLabels,
-            values,
+        Cluster::Get { settings, output } => settings::get(global, &settings, output.form).await,
+        Cluster::Set {
+            assignments,
+            at_version,
             output,
-        } => {
-            let kubernetes = KubernetesConfiguration {
-                synchronized_labels: values,
-            };
-            let kubernetes = labels::check_kubernetes("kubernetes", kubernetes)
-                .map_err(|error| Failure::labels("configure the cluster", error))?;
-            let request = ConfigureClusterRequest {
-                kubernetes: Some(kubernetes),
-            };
-            let answer = within(global.timeout, management.configure_cluster(request))
-                .await
-                .map_err(|status| Failure::call("configure the cluster", status))?;
-            (answer.into_inner().configuration, output.form)
-        }
-    };
-    let configuration = output::Configuration::from(configuration.unwrap_or_default());
-    match form {
-        Format::Table => print(&configuration.text()),
-        Format::Json => print_json(&configuration),
+        } => settings::set(global, &assignments, at_version, output.form).await,
+        Cluster::Edit { output } => edit::edit(global, output.form).await,
+        Cluster::Configure(command) => settings::configure(global, command).await,
     }
 }
 

@@ -1,4 +1,4 @@
-//! `hearthctl kubernetes` and `hearthctl cluster configure`.
+//! `hearthctl kubernetes`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -166,39 +166,4 @@ async fn who_has_no_kubernetes_is_told_what_to_do() {
         .await;
     assert_eq!(code, 2);
     assert!(said.contains("expected https://"), "{said}");
-}
-
-#[tokio::test]
-async fn what_can_be_configured_is_shown_and_set() {
-    let fixture = Fixture::new();
-    let curator = fixture.curator().await;
-    fixture.take_ownership(&curator).await;
-    let get = ["cluster", "configure", "get", "-o", "json"];
-    assert_eq!(fixture.json(&get).await["synchronized_labels"], json!([]));
-    let set = ["cluster", "configure", "set", "synchronized-labels"];
-    let printed = fixture.ok(&[&set[..], &["rack", "zone.*"]].concat()).await;
-    assert!(printed.contains("rack zone.*"), "{printed}");
-    let configuration = fixture.json(&get).await;
-    assert_eq!(
-        configuration["synchronized_labels"],
-        json!(["rack", "zone.*"])
-    );
-    assert_eq!(configuration["cluster_domain"], "cluster.internal");
-    let info = fixture.json(&["cluster", "info", "-o", "json"]).await;
-    assert_eq!(info["configuration"], configuration);
-    let (code, said) = fixture.fails(&[&set[..], &["rack", "a*b"]].concat()).await;
-    assert_eq!(code, 1);
-    assert!(
-        said.contains("kubernetes.synchronized_labels[1]: expected"),
-        "{said}"
-    );
-    let emptied = fixture.json(&[&set[..], &["-o", "json"]].concat()).await;
-    assert_eq!(emptied["synchronized_labels"], json!([]));
-    assert_eq!(
-        fixture
-            .fails(&["cluster", "configure", "set", "domain"])
-            .await
-            .0,
-        2
-    );
 }

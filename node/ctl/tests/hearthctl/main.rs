@@ -4,6 +4,7 @@
 mod etcd;
 mod kubernetes;
 mod reference;
+mod settings;
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -224,10 +225,11 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "cluster_domain": "cluster.internal",
             "tpm_mode": "DISABLED",
             "storage_security_policy": "NEEDS_INSECURE",
-            "cold_start_policy": "UNSPECIFIED",
-            "synchronized_labels": [],
+            "cold_start_policy": "NONE",
+            "kubernetes.synchronized_labels": [],
         })
     );
+    assert_eq!(info["configuration_version"], 1);
     let shown = f.ok(&["cluster", "info"]).await;
     assert!(shown.contains("cluster.internal"), "{shown}");
 

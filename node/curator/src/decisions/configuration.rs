@@ -1,45 +1,123 @@
 //! Changes of the cluster's configuration.
 //!
-//! Nodes have joined under the domain, the TPM mode and the policies, so these are fixed at
-//! bootstrap. The settings of Kubernetes may change at any time.
+//! A change names the version at which its caller read the configuration: the revision of the
+//! cluster's record. At any other version it is refused, because the caller has decided on the
+//! basis of values that may have changed. But a caller that repeats a change because the answer was
+//! lost, or that asks for what is already the case, gets the answer that it would get at the
+//! current version.
+//!
+//! Which settings exist and which of them can be changed is stated in [`hearth_api::settings`].
 
-use hearth_api::labels;
-use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest, KubernetesConfiguration};
+use hearth_api::settings::{self, Setting};
+use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest};
 use hearth_consensus::fenced::{Condition, Write};
 
 use super::{Rejection, Versioned};
 use crate::state::{self, FullCluster};
 
 /// A validated change of the configuration.
-#[derive(Debug)]
 pub struct Change {
-    kubernetes: Option<KubernetesConfiguration>,
+    version: u64,
+    settings: Vec<&'static Setting>,
+    /// The new values of these settings; those of others are ignored.
+    values: ClusterConfiguration,
+}
+
+/// The decision.
+pub struct Configured {
+    /// The resulting configuration, with all defaults.
+    pub configuration: ClusterConfiguration,
+    /// The settings that have other values by it.
+    pub changed: Vec<&'static str>,
+    /// The write; `None` if nothing changes.
+    pub write: Option<Write>,
+}
+
+/// The version of a record in the API.
+pub fn version<T>(record: &Versioned<T>) -> u64 {
+    record.revision.unsigned_abs()
 }
 
 impl Change {
     /// Validates a request.
     pub fn new(request: ConfigureClusterRequest) -> Result<Self, Rejection> {
-        let kubernetes = request
-            .kubernetes
-            .map(|kubernetes| labels::check_kubernetes("kubernetes", kubernetes))
-            .transpose()
-            .map_err(|error| Rejection::Labels(error.to_string()))?;
-        Ok(Self { kubernetes })
+        let ConfigureClusterRequest {
+            version,
+            configuration,
+            field_mask,
+        } = request;
+        let missing = |field, wanted| Rejection::Field {
+            field,
+            wanted,
+            found: "none".into(),
+        };
+        if field_mask.is_empty() {
+            return Err(missing("field_mask", "the path of at least one setting"));
+        }
+        let wanted = "the new values of the settings in field_mask";
+        let values = configuration.ok_or_else(|| missing("configuration", wanted))?;
+        if version == 0 {
+            let wanted = "the version of the configuration that was read (GetClusterInfo)";
+            return Err(missing("version", wanted));
+        }
+        let mut settings = Vec::new();
+        for (index, path) in field_mask.iter().enumerate() {
+            let setting = settings::find(&format!("field_mask[{index}]"), path)?;
+            setting.check(&values)?;
+            settings.push(setting);
+        }
+        Ok(Self {
+            version,
+            settings,
+            values,
+        })
     }
 
-    /// The resulting configuration, and the write; `None` if nothing changes.
-    pub fn decide(&self, found: &Versioned<FullCluster>) -> (ClusterConfiguration, Option<Write>) {
-        let old = found.content.configuration();
-        let mut new = old.clone();
-        if let Some(kubernetes) = &self.kubernetes {
-            new.kubernetes = Some(kubernetes.clone());
+    /// Decides about the change.
+    pub fn decide(&self, found: &Versioned<FullCluster>) -> Result<Configured, Rejection> {
+        let mut configuration = found.content.configuration();
+        let mut changed = Vec::new();
+        for setting in &self.settings {
+            let (old, new) = (setting.value(&configuration), setting.value(&self.values));
+            if old == new {
+                continue;
+            }
+            if let Some(reason) = setting.fixed {
+                return Err(Rejection::FixedSetting {
+                    path: setting.path,
+                    reason,
+                    current: old.to_string(),
+                    found: new.to_string(),
+                });
+            }
+            setting.copy(&self.values, &mut configuration);
+            changed.push(setting.path);
         }
-        if new == old {
-            return (new, None);
+        let write = match &changed[..] {
+            [] => None,
+            _ => Some(self.write(found, &configuration)?),
+        };
+        Ok(Configured {
+            configuration: settings::with_defaults(configuration),
+            changed,
+            write,
+        })
+    }
+
+    fn write(
+        &self,
+        found: &Versioned<FullCluster>,
+        configuration: &ClusterConfiguration,
+    ) -> Result<Write, Rejection> {
+        let current = version(found);
+        if self.version != current {
+            return Err(Rejection::ConfigurationChanged {
+                current,
+                found: self.version,
+            });
         }
         let key = state::CLUSTER;
-        let write = Write::when(Condition::Unchanged(key.into(), found.revision));
-        let value = found.content.encode_with(new.clone()).to_vec();
-        (new, Some(write.put(key, value)))
+        let value = found.content.encode_with(configuration.clone()).to_vec();
+        Ok(Write::when(Condition::Unchanged(key.into(), found.revision)).put(key, value))
     }
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::settings::SettingError;
 use hearth_api::v1::{NodeState, StorageSecurity};
 use tonic::{Code, Status};
 
@@ -21,9 +22,38 @@ pub enum Rejection {
         /// The actual value. Never a secret.
         found: String,
     },
-    /// Labels, or patterns of labels, are invalid; the message is that of the validation.
+    /// Labels are invalid; the message is that of the validation.
     #[error("{0}")]
     Labels(String),
+    /// A setting is unknown, or its value is invalid.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The setting cannot be changed.
+    #[error(
+        "{path}: expected {current}, got {found}: it is fixed when the cluster is created, because \
+         {reason}"
+    )]
+    FixedSetting {
+        /// The path of the setting.
+        path: &'static str,
+        /// Why it is fixed.
+        reason: &'static str,
+        /// Its value.
+        current: String,
+        /// The value in the request.
+        found: String,
+    },
+    /// The configuration has changed since the caller read it.
+    #[error(
+        "version: expected {current}, got {found}: the configuration has changed since: read it \
+         again"
+    )]
+    ConfigurationChanged {
+        /// The current version.
+        current: u64,
+        /// The version in the request.
+        found: u64,
+    },
     /// The register ticket is wrong or has been rotated.
     #[error(
         "register_ticket: expected the current ticket of this cluster, got another one: ask the \
@@ -211,7 +241,8 @@ impl Rejection {
     /// The gRPC status code of this rejection.
     pub fn code(&self) -> Code {
         match self {
-            Self::Field { .. } | Self::Labels(_) => Code::InvalidArgument,
+            Self::Field { .. } | Self::Labels(_) | Self::Setting(_) => Code::InvalidArgument,
+            Self::ConfigurationChanged { .. } => Code::Aborted,
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied
             }
@@ -225,7 +256,8 @@ impl Rejection {
             Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
                 Code::NotFound
             }
-            Self::OtherJoinKey(_)
+            Self::FixedSetting { .. }
+            | Self::OtherJoinKey(_)
             | Self::NoTpm
             | Self::NotApproved(_)
             | Self::OtherUnlockKey(_)

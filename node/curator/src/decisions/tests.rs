@@ -18,6 +18,7 @@ use super::roles::RoleChange;
 use super::*;
 use crate::state::{NodeRecord, Wanted};
 
+mod configuration;
 mod networking;
 mod records;
 

@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 use super::kubernetes;
 use super::node_commands::NodeCommands;
 use crate::core::Core;
+use crate::decisions::configuration;
 use crate::streams;
 
 /// Maximum number of terms in one field of a filter.
@@ -49,13 +50,16 @@ impl Management for Service {
         _request: Request<GetClusterInfoRequest>,
     ) -> Result<Response<GetClusterInfoResponse>, Status> {
         self.core.reads.linearizable().await?;
-        let cluster = self.core.cluster()?.content;
+        let cluster = self.core.cluster()?;
+        let configuration_version = configuration::version(&cluster);
+        let cluster = cluster.content;
         Ok(Response::new(GetClusterInfoResponse {
             cluster_id: cluster.id.as_bytes().to_vec(),
             ca_certificate: self.core.ca.to_vec(),
             configuration: Some(cluster.configuration),
             directory: Some(self.core.cache.directory()),
             version: self.core.version.clone(),
+            configuration_version,
         }))
     }
 

@@ -166,14 +166,19 @@ impl NodeCommands {
         let change = configuration::Change::new(request)?;
         let decide = || async {
             let found = self.core.full_cluster().await?;
-            Ok(change.decide(&found))
+            let mut decision = change.decide(&found)?;
+            let write = decision.write.take();
+            Ok(((decision, configuration::version(&found)), write))
         };
-        let (configuration, revision) = self.core.write_with_retry(decide).await?;
+        let ((decision, read), revision) = self.core.write_with_retry(decide).await?;
+        let version = revision.map_or(read, i64::unsigned_abs);
         if revision.is_some() {
-            tracing::info!(?change, "cluster configuration changed");
+            let settings = decision.changed.join(", ");
+            tracing::info!(settings, version, "cluster configuration changed");
         }
         Ok(ConfigureClusterResponse {
-            configuration: Some(configuration),
+            configuration: Some(decision.configuration),
+            version,
         })
     }
 

@@ -94,7 +94,7 @@ impl FullCluster {
         decode(key, bytes, |m: &StoredCluster| m.version).map(Self)
     }
 
-    /// The cluster's configuration.
+    /// The cluster's configuration, as stored.
     pub fn configuration(&self) -> ClusterConfiguration {
         self.0.configuration.clone().unwrap_or_default()
     }

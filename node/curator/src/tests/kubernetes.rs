@@ -1,4 +1,4 @@
-//! Kubernetes' certificates and access, and the configuration of the cluster.
+//! Kubernetes' certificates and access.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,16 +7,14 @@ use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
 use hearth_api::v1::issue_certificate_request::{Kind, KubernetesWorker};
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    ConfigureClusterRequest, GetClusterInfoRequest, GetKubernetesAccessRequest,
-    GetKubernetesAccessResponse, IssueCertificateRequest, IssueCertificateResponse,
-    KubernetesConfiguration, NodeRoles, NodeState, node_roles,
+    GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateRequest,
+    IssueCertificateResponse, NodeRoles, NodeState, node_roles,
 };
 use hearth_base::testing::within_timeout;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;
 
-use super::super::state::{self, FullCluster};
 use super::super::testing::{Who, World, id_of, quick};
 
 fn worker() -> NodeRoles {
@@ -227,95 +225,5 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
     };
     let refused = management.get_kubernetes_access(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
-    let request = ConfigureClusterRequest::default();
-    let refused = management.configure_cluster(request).await.unwrap_err();
-    assert_eq!(refused.code(), Code::PermissionDenied);
-    world.stop().await;
-}
-
-fn patterns(patterns: &[&str]) -> ConfigureClusterRequest {
-    ConfigureClusterRequest {
-        kubernetes: Some(KubernetesConfiguration {
-            synchronized_labels: patterns.iter().map(|&p| p.to_owned()).collect(),
-        }),
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_may_change_of_a_cluster_changes_and_nothing_else() {
-    let world = World::new(quick()).await;
-    let read = || async {
-        let record = world.client().get(state::CLUSTER).await.unwrap().unwrap();
-        let cluster = FullCluster::decode(state::CLUSTER, &record.value).unwrap();
-        (record, cluster)
-    };
-    let (before, cluster) = read().await;
-    let mut management = world.management().await;
-    let wanted = cluster.configuration();
-
-    // An empty request writes nothing.
-    let nothing = ConfigureClusterRequest::default();
-    let answer = within_timeout("configure", management.configure_cluster(nothing)).await;
-    let answer = answer.unwrap().into_inner().configuration.unwrap();
-    assert_eq!(answer, wanted);
-    assert_eq!(read().await.0.mod_revision, before.mod_revision);
-
-    for labels in [&["rack", "topology.example/*"][..], &[]] {
-        let request = patterns(labels);
-        let expected = hearth_api::v1::ClusterConfiguration {
-            kubernetes: request.kubernetes.clone(),
-            ..wanted.clone()
-        };
-        let call = management.configure_cluster(request.clone());
-        let answer = within_timeout("configure", call)
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(answer.configuration.as_ref(), Some(&expected));
-        let info = management.get_cluster_info(GetClusterInfoRequest {});
-        let info = within_timeout("info", info).await.unwrap().into_inner();
-        assert_eq!(info.configuration.as_ref(), Some(&expected));
-        let (written, cluster) = read().await;
-        // Everything else is unchanged, byte for byte.
-        assert_eq!(
-            cluster.encode_with(wanted.clone())[..],
-            before.value[..],
-            "{labels:?}"
-        );
-        // A repetition changes nothing.
-        let call = management.configure_cluster(request);
-        within_timeout("configure", call).await.unwrap();
-        assert_eq!(read().await.0.mod_revision, written.mod_revision);
-    }
-
-    let many: Vec<_> = (0..65).map(|n| format!("k{n}")).collect();
-    let many: Vec<_> = many.iter().map(String::as_str).collect();
-    for wrong in [&[""][..], &["a", "a"], &["a*b"], &["/"], &many] {
-        let call = management.configure_cluster(patterns(wrong));
-        let refused = within_timeout("configure", call).await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-        assert!(
-            refused.message().contains("kubernetes.synchronized_labels"),
-            "{refused}"
-        );
-    }
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_who_configure_at_once_both_get_their_word_in() {
-    let world = World::new(quick()).await;
-    let (mut one, mut two) = (world.management().await, world.management().await);
-    for _ in 0..10 {
-        let (a, b) = tokio::join!(
-            one.configure_cluster(patterns(&["a"])),
-            two.configure_cluster(patterns(&["b"])),
-        );
-        assert!(a.is_ok() && b.is_ok(), "{a:?} {b:?}");
-    }
-    let cluster = world.client().get(state::CLUSTER).await.unwrap().unwrap();
-    let cluster = FullCluster::decode(state::CLUSTER, &cluster.value).unwrap();
-    let labels = cluster.configuration().kubernetes.unwrap();
-    assert_eq!(labels.synchronized_labels.len(), 1);
     world.stop().await;
 }

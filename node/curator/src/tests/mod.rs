@@ -3,6 +3,7 @@
 mod access;
 mod administration;
 mod clocks;
+mod configuration;
 mod enrolment;
 mod failures;
 mod kubernetes;

@@ -47,8 +47,7 @@ use prost::Message;
 use crate::layout::Esp;
 use crate::storage::EnrolmentId;
 
-pub use bootstrap::storage_security;
-pub use bootstrap::{Bootstrap, DEFAULT_CLUSTER_DOMAIN};
+pub use bootstrap::{Bootstrap, storage_security};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;
 

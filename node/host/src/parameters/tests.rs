@@ -227,8 +227,8 @@ fn each_field_that_will_not_do_is_named() {
         (
             refused_bootstrap(|b| *b = configured(|c| c.storage_security_policy = 77)),
             format!(
-                "{configuration}.storage_security_policy: expected a value that this release \
-                 supports, got 77"
+                "{configuration}.storage_security_policy: expected PERMISSIVE, NEEDS_ENCRYPTION, \
+                 NEEDS_ENCRYPTION_AND_AUTHENTICATION or NEEDS_INSECURE, got 77"
             ),
         ),
         (

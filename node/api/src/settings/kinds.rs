@@ -1,0 +1,227 @@
+//! The kinds of settings: how a value of each kind is read, written and checked.
+//!
+//! In each kind, `field` returns the setting's field, and creates the messages around it.
+
+use super::{SettingError, Value};
+use crate::labels::quoted;
+use crate::v1::ClusterConfiguration;
+
+/// The access of a setting to its field.
+pub(super) trait Kind {
+    /// The value, which may be none.
+    fn value(&self, of: &mut ClusterConfiguration) -> Value;
+
+    /// Checks the value; none is valid.
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError>;
+
+    /// Sets the value that is written as this text; an empty text removes it. Need not check it.
+    fn assign(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError>;
+
+    /// Copies the value, which may be none.
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration);
+
+    /// Sets the default if there is no value.
+    fn fill(&self, of: &mut ClusterConfiguration);
+}
+
+/// A text. The empty text is no value.
+pub(super) struct Text {
+    pub field: fn(&mut ClusterConfiguration) -> &mut String,
+    pub default: &'static str,
+    pub expected: &'static str,
+    pub is_valid: fn(&str) -> bool,
+}
+
+impl Kind for Text {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        Value::Text((self.field)(of).clone())
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        let text = (self.field)(of);
+        if text.is_empty() || (self.is_valid)(text) {
+            return Ok(());
+        }
+        Err(error(path, self.expected, quoted(text)))
+    }
+
+    fn assign(
+        &self,
+        _path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        text.clone_into((self.field)(of));
+        Ok(())
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        (self.field)(to).clone_from((self.field)(from));
+    }
+
+    fn fill(&self, of: &mut ClusterConfiguration) {
+        // An empty default would only create empty messages around it.
+        if !self.default.is_empty() && (self.field)(of).is_empty() {
+            self.default.clone_into((self.field)(of));
+        }
+    }
+}
+
+/// A value of an enum. 0 is no value.
+pub(super) struct Choice {
+    pub field: fn(&mut ClusterConfiguration) -> &mut i32,
+    /// The name of a value in the proto file; `None` if this release does not know it. The values
+    /// of an enum have no gaps.
+    pub name: fn(i32) -> Option<&'static str>,
+    pub default: i32,
+    pub supported: &'static [i32],
+    /// Why only these values are supported; empty if all are.
+    pub limitation: &'static str,
+}
+
+impl Choice {
+    /// The name of a value without the prefix that all names have, or its number.
+    fn short_name(&self, number: i32) -> String {
+        let prefix = (self.name)(0).and_then(|name| name.strip_suffix("UNSPECIFIED"));
+        let Some(name) = (self.name)(number) else {
+            return number.to_string();
+        };
+        name.strip_prefix(prefix.unwrap_or(""))
+            .unwrap_or(name)
+            .to_owned()
+    }
+
+    /// The value with this short name.
+    fn number(&self, text: &str) -> Option<i32> {
+        (1..)
+            .take_while(|number| (self.name)(*number).is_some())
+            .find(|number| self.short_name(*number).eq_ignore_ascii_case(text))
+    }
+
+    /// The supported values, as an error states them.
+    fn expected(&self) -> String {
+        let names: Vec<_> = self.supported.iter().map(|n| self.short_name(*n)).collect();
+        let names = match names.split_last() {
+            Some((last, others)) if !others.is_empty() => {
+                format!("{} or {last}", others.join(", "))
+            }
+            _ => names.concat(),
+        };
+        match self.limitation {
+            "" => names,
+            limitation => format!("{names} ({limitation})"),
+        }
+    }
+}
+
+impl Kind for Choice {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        Value::Text(self.short_name(*(self.field)(of)))
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        let number = *(self.field)(of);
+        if number == 0 || self.supported.contains(&number) {
+            return Ok(());
+        }
+        Err(error(path, self.expected(), self.short_name(number)))
+    }
+
+    fn assign(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        *(self.field)(of) = match text {
+            "" => 0,
+            text => self
+                .number(text)
+                .ok_or_else(|| error(path, self.expected(), quoted(text)))?,
+        };
+        Ok(())
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        *(self.field)(to) = *(self.field)(from);
+    }
+
+    fn fill(&self, of: &mut ClusterConfiguration) {
+        let number = (self.field)(of);
+        if *number == 0 {
+            *number = self.default;
+        }
+    }
+}
+
+/// A list without repetitions, whose elements are valid one by one. The default is the empty list.
+pub(super) struct List {
+    pub field: fn(&mut ClusterConfiguration) -> &mut Vec<String>,
+    pub max_length: usize,
+    /// What an element should be. It contains no comma.
+    pub expected: &'static str,
+    pub is_valid: fn(&str) -> bool,
+}
+
+impl Kind for List {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        Value::List((self.field)(of).clone())
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        let list = (self.field)(of);
+        if list.len() > self.max_length {
+            let expected = format!("at most {} values", self.max_length);
+            return Err(error(path, expected, list.len().to_string()));
+        }
+        for (index, element) in list.iter().enumerate() {
+            let expected = if !(self.is_valid)(element) {
+                self.expected
+            } else if list[..index].contains(element) {
+                "a value that is not listed before"
+            } else {
+                continue;
+            };
+            return Err(error(
+                &format!("{path}[{index}]"),
+                expected,
+                quoted(element),
+            ));
+        }
+        Ok(())
+    }
+
+    fn assign(
+        &self,
+        _path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        let elements = text.split(',').map(|element| element.trim().to_owned());
+        *(self.field)(of) = match text {
+            "" => Vec::new(),
+            _ => elements.collect(),
+        };
+        Ok(())
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        (self.field)(to).clone_from((self.field)(from));
+    }
+
+    /// Would only create empty messages around the list.
+    fn fill(&self, _of: &mut ClusterConfiguration) {}
+}
+
+fn error(path: &str, expected: impl Into<String>, found: impl Into<String>) -> SettingError {
+    SettingError {
+        field: path.to_owned(),
+        expected: expected.into(),
+        found: found.into(),
+    }
+}

@@ -1,0 +1,83 @@
+//! The table of settings, in the order of the fields in the proto file.
+
+use super::Setting;
+use super::kinds::{Choice, List, Text};
+use crate::labels;
+use crate::v1::{ColdStartPolicy, StorageSecurityPolicy, TpmMode};
+
+/// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
+const LONGEST_CLUSTER_DOMAIN: usize = 80;
+/// Maximum number of patterns that select labels.
+const MOST_LABEL_PATTERNS: usize = 64;
+
+/// All settings.
+pub static SETTINGS: &[Setting] = &[
+    Setting {
+        path: "cluster_domain",
+        help: "Parent domain of the nodes' DNS names",
+        fixed: Some("the names of all nodes end in it"),
+        kind: &Text {
+            field: |configuration| &mut configuration.cluster_domain,
+            default: "cluster.internal",
+            expected: "a lower-case DNS name of at most 80 characters",
+            is_valid: |name| name.len() <= LONGEST_CLUSTER_DOMAIN && labels::is_dns_name(name),
+        },
+    },
+    Setting {
+        path: "tpm_mode",
+        help: "Whether nodes seal their secrets with a TPM 2.0",
+        fixed: Some("nodes have registered under it"),
+        kind: &Choice {
+            field: |configuration| &mut configuration.tpm_mode,
+            name: |mode| Some(TpmMode::try_from(mode).ok()?.as_str_name()),
+            default: TpmMode::BestEffort as i32,
+            supported: &[TpmMode::BestEffort as i32, TpmMode::Disabled as i32],
+            limitation: "this release cannot seal with a TPM",
+        },
+    },
+    Setting {
+        path: "storage_security_policy",
+        help: "How nodes may protect their data partitions",
+        fixed: Some("nodes have formatted their data partitions according to it"),
+        kind: &Choice {
+            field: |configuration| &mut configuration.storage_security_policy,
+            name: |policy| Some(StorageSecurityPolicy::try_from(policy).ok()?.as_str_name()),
+            default: StorageSecurityPolicy::NeedsEncryption as i32,
+            supported: &[
+                StorageSecurityPolicy::Permissive as i32,
+                StorageSecurityPolicy::NeedsEncryption as i32,
+                StorageSecurityPolicy::NeedsEncryptionAndAuthentication as i32,
+                StorageSecurityPolicy::NeedsInsecure as i32,
+            ],
+            limitation: "",
+        },
+    },
+    Setting {
+        path: "cold_start_policy",
+        help: "Who can unlock an encrypted node when no curator is running",
+        fixed: Some("nodes have recorded it with their keys"),
+        kind: &Choice {
+            field: |configuration| &mut configuration.cold_start_policy,
+            name: |policy| Some(ColdStartPolicy::try_from(policy).ok()?.as_str_name()),
+            default: ColdStartPolicy::None as i32,
+            // A cluster that relied on a cold start that does not work would be lost at the first
+            // power cut.
+            supported: &[ColdStartPolicy::None as i32],
+            limitation: "this release cannot cold-start an encrypted cluster",
+        },
+    },
+    Setting {
+        path: "kubernetes.synchronized_labels",
+        help: "Node labels to copy to Kubernetes nodes: keys, or key prefixes followed by *",
+        fixed: None,
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.synchronized_labels
+            },
+            max_length: MOST_LABEL_PATTERNS,
+            expected: "the key of a label, or the beginning of one followed by \"*\"",
+            is_valid: labels::is_pattern,
+        },
+    },
+];

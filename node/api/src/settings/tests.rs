@@ -1,0 +1,244 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, ReflectMessage as _};
+
+use super::*;
+use crate::v1::{KubernetesConfiguration, StorageSecurityPolicy, TpmMode};
+
+fn configuration_descriptor() -> MessageDescriptor {
+    DescriptorPool::decode(crate::FILE_DESCRIPTOR_SET)
+        .expect("descriptors")
+        .get_message_by_name("hearth.v1.ClusterConfiguration")
+        .expect("the configuration")
+}
+
+/// Paths of all fields that are not messages around others.
+fn leaves(message: &MessageDescriptor, prefix: &str, paths: &mut Vec<String>) {
+    for field in message.fields() {
+        let path = format!("{prefix}{}", field.name());
+        match field.kind() {
+            Kind::Message(inner) if !field.is_list() && !field.is_map() => {
+                leaves(&inner, &format!("{path}."), paths);
+            }
+            _ => paths.push(path),
+        }
+    }
+}
+
+/// Paths of all fields that are set.
+fn set_leaves(message: &DynamicMessage, prefix: &str, paths: &mut Vec<String>) {
+    for (field, value) in message.fields() {
+        let path = format!("{prefix}{}", field.name());
+        match value.as_message() {
+            Some(inner) => set_leaves(inner, &format!("{path}."), paths),
+            None => paths.push(path),
+        }
+    }
+}
+
+fn example(setting: &Setting) -> &'static str {
+    match setting.path {
+        "cluster_domain" => "example.internal",
+        "tpm_mode" => "DISABLED",
+        "storage_security_policy" => "PERMISSIVE",
+        "cold_start_policy" => "NONE",
+        _ => "rack,topology.example/*",
+    }
+}
+
+#[test]
+fn every_field_of_the_configuration_has_a_row() {
+    let mut fields = Vec::new();
+    leaves(&configuration_descriptor(), "", &mut fields);
+    let rows: Vec<_> = SETTINGS.iter().map(|setting| setting.path).collect();
+    assert_eq!(rows, fields, "see node/api/src/settings/table.rs");
+    for setting in SETTINGS {
+        // Completion scripts of shells cannot quote it otherwise.
+        assert!(!setting.help.contains(['\n', '"']), "{setting:?}");
+    }
+}
+
+#[test]
+fn a_row_reads_and_writes_the_field_of_its_path() {
+    let descriptor = configuration_descriptor();
+    for setting in SETTINGS {
+        let mut configuration = ClusterConfiguration::default();
+        setting
+            .assign(&mut configuration, example(setting))
+            .expect(setting.path);
+        assert_eq!(
+            setting.value(&configuration).to_string(),
+            example(setting),
+            "{setting:?}"
+        );
+        let bytes = configuration.encode_to_vec();
+        let message = DynamicMessage::decode(descriptor.clone(), &bytes[..]).expect("the message");
+        assert_eq!(message.descriptor(), descriptor);
+        let mut paths = Vec::new();
+        set_leaves(&message, "", &mut paths);
+        assert_eq!(paths, [setting.path]);
+    }
+}
+
+#[test]
+fn defaults_are_valid_and_fill_what_has_no_value() {
+    let filled = with_defaults(ClusterConfiguration::default());
+    assert_eq!(
+        complete(ClusterConfiguration::default()),
+        Ok(filled.clone())
+    );
+    let expected = ClusterConfiguration {
+        cluster_domain: "cluster.internal".into(),
+        tpm_mode: TpmMode::BestEffort.into(),
+        storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+        cold_start_policy: crate::v1::ColdStartPolicy::None.into(),
+        // Not created for the sake of an empty list.
+        kubernetes: None,
+    };
+    assert_eq!(filled, expected);
+    for setting in SETTINGS {
+        assert_eq!(setting.value(&filled), setting.default_value());
+        setting.check(&filled).expect(setting.path);
+        // The text of a default can be written, and so can no text.
+        for text in ["", &setting.default_value().to_string()] {
+            let mut configuration = filled.clone();
+            setting
+                .assign(&mut configuration, text)
+                .expect(setting.path);
+            assert_eq!(setting.value(&configuration), setting.default_value());
+        }
+    }
+}
+
+fn refused(path: &str, text: &str) -> String {
+    let setting = find("setting", path).expect(path);
+    let mut configuration = ClusterConfiguration::default();
+    let error = setting.assign(&mut configuration, text).unwrap_err();
+    error.to_string()
+}
+
+#[test]
+fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
+    for (path, text, expected) in [
+        (
+            "cluster_domain",
+            "A.example",
+            "cluster_domain: expected a lower-case DNS name of at most 80 characters, got \
+             \"A.example\"",
+        ),
+        (
+            "tpm_mode",
+            "required",
+            "tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot seal with a TPM), \
+             got REQUIRED",
+        ),
+        (
+            "tpm_mode",
+            "2",
+            "tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot seal with a TPM), \
+             got \"2\"",
+        ),
+        (
+            "cold_start_policy",
+            "UNSPECIFIED",
+            "cold_start_policy: expected NONE (this release cannot cold-start an encrypted \
+             cluster), got \"UNSPECIFIED\"",
+        ),
+        (
+            "kubernetes.synchronized_labels",
+            "a, b c",
+            "kubernetes.synchronized_labels[1]: expected the key of a label, or the beginning of \
+             one followed by \"*\", got \"b c\"",
+        ),
+        (
+            "kubernetes.synchronized_labels",
+            "a*,b,a*",
+            "kubernetes.synchronized_labels[2]: expected a value that is not listed before, got \
+             \"a*\"",
+        ),
+        (
+            "kubernetes.synchronized_labels",
+            ",",
+            "kubernetes.synchronized_labels[0]: expected the key",
+        ),
+    ] {
+        let found = refused(path, text);
+        assert!(found.starts_with(expected), "{found}");
+    }
+    let long = format!("{}.a", "a".repeat(79));
+    assert!(refused("cluster_domain", &long).contains("at most 80"));
+    let many: Vec<_> = (0..65).map(|n| format!("k{n}")).collect();
+    let found = refused("kubernetes.synchronized_labels", &many.join(","));
+    assert_eq!(
+        found,
+        "kubernetes.synchronized_labels: expected at most 64 values, got 65"
+    );
+    let unknown = find("field_mask[0]", "kubernetes").unwrap_err().to_string();
+    assert_eq!(
+        unknown,
+        "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
+         cold_start_policy, kubernetes.synchronized_labels, got \"kubernetes\""
+    );
+}
+
+#[test]
+fn values_of_a_newer_release_are_shown_and_kept_but_not_accepted() {
+    let newer = ClusterConfiguration {
+        tpm_mode: 77,
+        ..ClusterConfiguration::default()
+    };
+    let setting = find("setting", "tpm_mode").expect("a setting");
+    assert_eq!(setting.value(&newer), Value::Text("77".into()));
+    assert_eq!(with_defaults(newer.clone()).tpm_mode, 77);
+    let error = complete(newer).unwrap_err();
+    assert!(error.to_string().ends_with("got 77"), "{error}");
+}
+
+fn configurations() -> impl Strategy<Value = ClusterConfiguration> {
+    let patterns = prop::option::of(prop::collection::btree_set("[a-z]{1,3}\\*?", 0..4));
+    ("([a-z]{1,5}\\.[a-z]{1,5})?", 0..5_i32, patterns).prop_map(
+        |(cluster_domain, storage_security_policy, patterns)| ClusterConfiguration {
+            cluster_domain,
+            storage_security_policy,
+            kubernetes: patterns.map(|patterns: BTreeSet<String>| KubernetesConfiguration {
+                synchronized_labels: patterns.into_iter().collect(),
+            }),
+            ..ClusterConfiguration::default()
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// What is printed can be read, and a copy has the same value.
+    #[test]
+    fn values_survive_text_and_copies(from in configurations(), to in configurations()) {
+        prop_assert!(complete(from.clone()).is_ok());
+        for setting in SETTINGS {
+            let mut written = to.clone();
+            let text = setting.value(&from).to_string();
+            prop_assert_eq!(setting.assign(&mut written, &text), Ok(()));
+            let mut copied = to.clone();
+            setting.copy(&from, &mut copied);
+            for changed in [written, copied] {
+                prop_assert_eq!(setting.value(&changed), setting.value(&from));
+                for other in SETTINGS.iter().filter(|other| other.path != setting.path) {
+                    prop_assert_eq!(other.value(&changed), other.value(&to));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn arbitrary_texts_are_judged_without_harm(text: String) {
+        for setting in SETTINGS {
+            let mut configuration = ClusterConfiguration::default();
+            if setting.assign(&mut configuration, &text).is_ok() {
+                prop_assert_eq!(setting.check(&configuration), Ok(()));
+            }
+        }
+    }
+}

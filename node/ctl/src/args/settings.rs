@@ -1,0 +1,58 @@
+//! The parsers of cluster settings. They know the paths, so that shells can complete them. Values
+//! are checked later, by the rules of the API.
+
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command, Error};
+use hearth_api::settings::{self, SETTINGS, Setting};
+
+/// A setting and the text of its new value.
+#[derive(Clone, Debug)]
+pub(crate) struct Assignment {
+    /// The setting.
+    pub setting: &'static Setting,
+    /// Its new value; empty for the default.
+    pub text: String,
+}
+
+/// Parses the path of a setting.
+pub(super) fn setting() -> impl TypedValueParser<Value = &'static Setting> {
+    let values = SETTINGS
+        .iter()
+        .map(|setting| PossibleValue::new(setting.path).help(setting.help));
+    PossibleValuesParser::new(values).try_map(|path| settings::find("setting", &path))
+}
+
+/// Parses SETTING=VALUE.
+#[derive(Clone)]
+pub(super) struct AssignmentParser;
+
+impl TypedValueParser for AssignmentParser {
+    type Value = Assignment;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Assignment, Error> {
+        assignment.parse_ref(command, arg, value)
+    }
+
+    /// The beginnings of all assignments, for completion.
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let changeable = SETTINGS.iter().filter(|setting| setting.fixed.is_none());
+        let beginning =
+            |setting: &Setting| PossibleValue::new(format!("{}=", setting.path)).help(setting.help);
+        Some(Box::new(changeable.map(beginning)))
+    }
+}
+
+fn assignment(text: &str) -> Result<Assignment, Box<dyn std::error::Error + Send + Sync>> {
+    let (path, text) = text.split_once('=').ok_or("expected SETTING=VALUE")?;
+    Ok(Assignment {
+        setting: settings::find("setting", path)?,
+        text: text.to_owned(),
+    })
+}
