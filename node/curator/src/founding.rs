@@ -189,6 +189,7 @@ mod tests {
                     kubernetes: Some(KubernetesConfiguration {
                         synchronized_labels: vec!["zone".into(), "example.org/*".into()],
                     }),
+                    curator_session_seconds: 0,
                 },
                 labels: vec![Label {
                     key: "zone".into(),

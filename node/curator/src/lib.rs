@@ -92,8 +92,9 @@ pub struct Timing {
     pub heartbeat_interval: Duration,
     /// A node without a heartbeat for this long is declared lost.
     pub heartbeat_bound: Duration,
-    /// Time to live of the curator's session, a lease in etcd. Whole seconds.
-    pub session: Duration,
+    /// Time to live of the curator's session, a lease in etcd, instead of the cluster's setting; for
+    /// tests. Whole seconds.
+    pub session: Option<Duration>,
     /// How long a node whose curator is gone may take to reach another one.
     pub grace: Duration,
     /// Interval of linearizable reads while no call needs one.
@@ -113,7 +114,7 @@ impl Default for Timing {
         Self {
             heartbeat_interval: Duration::from_secs(2),
             heartbeat_bound: Duration::from_secs(10),
-            session: Duration::from_secs(6),
+            session: None,
             grace: Duration::from_secs(20),
             read_interval: Duration::from_secs(1),
             freshness: Duration::from_secs(3),

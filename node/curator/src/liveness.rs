@@ -44,7 +44,8 @@ pub struct HeartbeatTracker {
     cache: Arc<Cache>,
     reads: Arc<ReadIndex>,
     bound: Duration,
-    ttl: Duration,
+    /// Time to live of the session's lease; `None`: that of the setting.
+    ttl: Option<Duration>,
     session: watch::Sender<Option<Lease>>,
     held: Mutex<HashMap<NodeId, TrackedNode>>,
     streams: AtomicU64,
@@ -63,14 +64,14 @@ struct TrackedNode {
 
 impl HeartbeatTracker {
     /// For the curator on node `own`. A node without a heartbeat for `bound` is declared lost.
-    /// `ttl` is the time to live of the session's lease.
+    /// `ttl` is the time to live of the session's lease, instead of the cluster's setting.
     pub fn new(
         own: NodeId,
         client: NamespacedClient,
         cache: Arc<Cache>,
         reads: Arc<ReadIndex>,
         bound: Duration,
-        ttl: Duration,
+        ttl: Option<Duration>,
     ) -> Self {
         Self {
             own,
@@ -297,13 +298,14 @@ impl HeartbeatTracker {
 
     /// Starts a session and renews it; starts another one when it expires. Never returns.
     pub async fn keep_session(&self) -> Infallible {
+        // The setting, and the keys of former sessions, must be in the cache first.
+        self.cache.loaded().await;
         loop {
-            match self.client.grant(self.ttl).await {
+            let ttl = self.ttl.unwrap_or_else(|| self.cache.session_length());
+            match self.client.grant(ttl).await {
                 Ok(lease) => {
-                    // The keys of former sessions must be in the cache first.
-                    self.cache.loaded().await;
                     self.begin(lease).await;
-                    self.keep(lease).await;
+                    self.keep(lease, ttl).await;
                     self.session.send_replace(None);
                     tracing::warn!("lease expired; starting a new session");
                 }
@@ -333,12 +335,12 @@ impl HeartbeatTracker {
     }
 
     /// Becomes a candidate and renews the lease. Returns when the lease is gone.
-    async fn keep(&self, lease: Lease) {
+    async fn keep(&self, lease: Lease, ttl: Duration) {
         let mut session = self.session.subscribe();
         let mut stands = self.stand(lease).await;
         loop {
             tokio::select! {
-                () = sleep(self.ttl / 4) => {}
+                () = sleep(ttl / 4) => {}
                 // A heartbeat has found that the lease is gone.
                 _ = session.wait_for(Option::is_none) => return,
             }

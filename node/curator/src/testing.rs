@@ -43,7 +43,7 @@ pub fn quick() -> Timing {
     Timing {
         heartbeat_interval: Duration::from_millis(100),
         heartbeat_bound: Duration::from_secs(2),
-        session: Duration::from_secs(3),
+        session: Some(Duration::from_secs(3)),
         grace: Duration::from_secs(2),
         read_interval: Duration::from_millis(200),
         quiet: Duration::from_millis(300),

@@ -2,6 +2,8 @@
 //!
 //! In each kind, `field` returns the setting's field, and creates the messages around it.
 
+use std::ops::RangeInclusive;
+
 use super::{SettingError, Value};
 use crate::labels::quoted;
 use crate::v1::ClusterConfiguration;
@@ -143,6 +145,65 @@ impl Kind for Choice {
             text => self
                 .number(text)
                 .ok_or_else(|| error(path, self.expected(), quoted(text)))?,
+        };
+        Ok(())
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        *(self.field)(to) = *(self.field)(from);
+    }
+
+    fn fill(&self, of: &mut ClusterConfiguration) {
+        let number = (self.field)(of);
+        if *number == 0 {
+            *number = self.default;
+        }
+    }
+}
+
+/// A number. 0 is no value.
+pub(super) struct Number {
+    pub field: fn(&mut ClusterConfiguration) -> &mut u32,
+    pub default: u32,
+    pub range: RangeInclusive<u32>,
+}
+
+impl Number {
+    fn expected(&self) -> String {
+        format!(
+            "a number from {} to {}",
+            self.range.start(),
+            self.range.end()
+        )
+    }
+}
+
+impl Kind for Number {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        Value::Text((self.field)(of).to_string())
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        let number = *(self.field)(of);
+        if number == 0 || self.range.contains(&number) {
+            return Ok(());
+        }
+        Err(error(path, self.expected(), number.to_string()))
+    }
+
+    fn assign(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        *(self.field)(of) = match text {
+            "" => 0,
+            // Would be no value.
+            "0" => return Err(error(path, self.expected(), text)),
+            text => text
+                .parse()
+                .map_err(|_| error(path, self.expected(), quoted(text)))?,
         };
         Ok(())
     }

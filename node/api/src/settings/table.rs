@@ -1,7 +1,7 @@
 //! The table of settings, in the order of the fields in the proto file.
 
 use super::Setting;
-use super::kinds::{Choice, List, Text};
+use super::kinds::{Choice, List, Number, Text};
 use crate::labels;
 use crate::v1::{ColdStartPolicy, StorageSecurityPolicy, TpmMode};
 
@@ -78,6 +78,17 @@ pub static SETTINGS: &[Setting] = &[
             max_length: MOST_LABEL_PATTERNS,
             expected: "the key of a label, or the beginning of one followed by \"*\"",
             is_valid: labels::is_pattern,
+        },
+    },
+    Setting {
+        path: "curator_session_seconds",
+        help: "Seconds until a lost leader is replaced; for sessions that curators begin afterwards",
+        fixed: None,
+        kind: &Number {
+            field: |configuration| &mut configuration.curator_session_seconds,
+            default: 6,
+            // Shorter ones would expire before a curator that has lost contact stops answering.
+            range: 5..=60,
         },
     },
 ];

@@ -44,6 +44,7 @@ fn example(setting: &Setting) -> &'static str {
         "tpm_mode" => "DISABLED",
         "storage_security_policy" => "PERMISSIVE",
         "cold_start_policy" => "NONE",
+        "curator_session_seconds" => "20",
         _ => "rack,topology.example/*",
     }
 }
@@ -96,6 +97,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         cold_start_policy: crate::v1::ColdStartPolicy::None.into(),
         // Not created for the sake of an empty list.
         kubernetes: None,
+        curator_session_seconds: 6,
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
@@ -147,6 +149,21 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
              cluster), got \"UNSPECIFIED\"",
         ),
         (
+            "curator_session_seconds",
+            "4",
+            "curator_session_seconds: expected a number from 5 to 60, got 4",
+        ),
+        (
+            "curator_session_seconds",
+            "0",
+            "curator_session_seconds: expected a number from 5 to 60, got 0",
+        ),
+        (
+            "curator_session_seconds",
+            "6s",
+            "curator_session_seconds: expected a number from 5 to 60, got \"6s\"",
+        ),
+        (
             "kubernetes.synchronized_labels",
             "a, b c",
             "kubernetes.synchronized_labels[1]: expected the key of a label, or the beginning of \
@@ -179,7 +196,7 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
     assert_eq!(
         unknown,
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
-         cold_start_policy, kubernetes.synchronized_labels, got \"kubernetes\""
+         cold_start_policy, kubernetes.synchronized_labels, curator_session_seconds, got \"kubernetes\""
     );
 }
 

@@ -1,6 +1,9 @@
 //! Lookups of records for decisions and access checks. Each result is a consistent copy.
 
+use std::time::Duration;
+
 use hearth_api::identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName};
+use hearth_api::settings;
 use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus};
 use hearth_consensus::Lease;
 
@@ -57,6 +60,14 @@ impl Cache {
     /// The cluster's record.
     pub fn cluster(&self) -> Option<Versioned<ClusterRecord>> {
         self.lock().records.cluster().cloned()
+    }
+
+    /// The time to live of sessions of curators, by the cluster's setting.
+    pub fn session_length(&self) -> Duration {
+        let configuration = self.cluster().map(|stored| stored.content.configuration);
+        // Without the cluster's record there is no setting either.
+        let configuration = settings::with_defaults(configuration.unwrap_or_default());
+        Duration::from_secs(configuration.curator_session_seconds.into())
     }
 
     /// The register ticket; created when it is first requested.

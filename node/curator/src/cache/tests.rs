@@ -182,6 +182,26 @@ fn members_are_admitted_by_key_and_standing() {
 }
 
 #[test]
+fn a_session_is_as_long_as_the_setting_says() {
+    let cache = cache();
+    assert_eq!(cache.session_length(), Duration::from_secs(6));
+    let mut stored = StoredCluster {
+        version: state::VERSION,
+        cluster_id: vec![9; 16],
+        owner_public_key: key_of(7).as_bytes().to_vec(),
+        first_contact_secret: vec![1; 32],
+        ..Default::default()
+    };
+    for (revision, setting, expected) in [(1, 0, 6), (2, 20, 20)] {
+        let configuration = stored.configuration.get_or_insert_default();
+        configuration.curator_session_seconds = setting;
+        let stored = stored.encode_to_vec();
+        put(&cache, record(state::CLUSTER.into(), stored, revision));
+        assert_eq!(cache.session_length(), Duration::from_secs(expected));
+    }
+}
+
+#[test]
 fn what_an_earlier_life_has_left_is_noted_and_not_believed() {
     let cache = cache();
     put(&cache, node(1, NodeState::Up, 1));

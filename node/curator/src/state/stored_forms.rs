@@ -126,14 +126,24 @@ fn the_stored_form_of_the_cluster_stays() {
         kubernetes: Some(KubernetesConfiguration {
             synchronized_labels: vec!["zone".into(), "example.org/*".into()],
         }),
+        curator_session_seconds: 0,
     };
     assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
-    assert_eq!(cluster.configuration, configuration);
+    let complete = settings::with_defaults(configuration.clone());
+    assert_eq!(cluster.configuration, complete);
     assert_eq!(cluster.owner, public_key(0x66));
     assert_eq!(cluster.first_contact_secret.expose(), &[0x77; 32]);
     let full = FullCluster::decode(CLUSTER, stored).unwrap();
     assert_eq!(full.configuration(), configuration);
-    assert_eq!(full.encode_with(configuration)[..], *stored);
+    assert_eq!(full.encode_with(configuration.clone())[..], *stored);
+    let longer = ClusterConfiguration {
+        curator_session_seconds: 20,
+        ..configuration
+    };
+    let written = full.encode_with(longer.clone());
+    let written = stored_form!("etcd-cluster-session.pb", written);
+    let full_again = FullCluster::decode(CLUSTER, &written).unwrap();
+    assert_eq!(full_again.configuration(), longer);
     let written = full.encode_with(ClusterConfiguration::default());
     let stored = stored_form!("etcd-cluster-reconfigured.pb", written);
     let cluster = ClusterRecord::decode(CLUSTER, &stored).unwrap();

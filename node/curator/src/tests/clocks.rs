@@ -132,7 +132,7 @@ async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
     assert_eq!(led.leader_node_id, world.site.node_id.to_string());
 
     // Longer than the session's lease and the heartbeat timeout, by each of these clocks.
-    let while_ = quick().session + quick().heartbeat_bound;
+    let while_ = quick().session.unwrap() + quick().heartbeat_bound;
     let [pulse, other_pulse] = &mut pulses;
     let scenario = async {
         for (mine, theirs) in [(0, 300), (3600, 300), (0, 300), (0, 3600)] {

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
 use hearth_api::identity::{NodeCredentials, NodeKey, UserCredentials};
+use hearth_api::settings;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    GetCurrentLeaderRequest, GetNodesRequest, HeartbeatRequest, Label, Node, NodeState,
-    UpdateNodeLabelsRequest, WatchRequest,
+    ClusterConfiguration, GetCurrentLeaderRequest, GetNodesRequest, HeartbeatRequest, Label, Node,
+    NodeState, UpdateNodeLabelsRequest, WatchRequest,
 };
 use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::RootClient;
@@ -40,9 +41,15 @@ const PORT: &str = "curator port ";
 /// has expired is stale.
 fn timing() -> Timing {
     let real = Timing::default();
-    assert!(real.session > real.freshness + real.session / 4);
+    let shortest = Duration::from_secs(5);
+    let setting = settings::find("setting", "curator_session_seconds").unwrap();
+    let mut configuration = ClusterConfiguration::default();
+    let mut set = |seconds: u64| setting.assign(&mut configuration, &seconds.to_string());
+    set(shortest.as_secs()).unwrap();
+    set(shortest.as_secs() - 1).unwrap_err();
+    assert!(shortest > real.freshness + shortest / 4);
     Timing {
-        session: real.session,
+        session: Some(shortest),
         freshness: real.freshness,
         ..quick()
     }

@@ -305,6 +305,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
                 cold_start_policy: ColdStartPolicy::None.into(),
                 kubernetes: None,
+                curator_session_seconds: 0,
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             ..base.seed.clone()

@@ -62,7 +62,7 @@ fn quick() -> Timing {
     Timing {
         heartbeat_interval: Duration::from_millis(200),
         heartbeat_bound: Duration::from_secs(3),
-        session: Duration::from_secs(3),
+        session: Some(Duration::from_secs(3)),
         grace: Duration::from_secs(5),
         ..Timing::default()
     }

@@ -38,6 +38,7 @@ fn the_stored_form_stays() {
             kubernetes: Some(KubernetesConfiguration {
                 synchronized_labels: vec!["zone".into()],
             }),
+            curator_session_seconds: 0,
         }),
         initial_roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),
