@@ -47,7 +47,7 @@ impl Storage {
             tpm_mode: v1::TpmMode::BestEffort.into(),
             storage_security_policy: policy.into(),
             cold_start_policy: v1::ColdStartPolicy::None.into(),
-            kubernetes: None,
+            ..v1::ClusterConfiguration::default()
         }
     }
 }

@@ -109,6 +109,7 @@ fn full_founding() -> Founding {
                 kubernetes: Some(KubernetesConfiguration {
                     synchronized_labels: vec!["zone".into(), "example.org/*".into()],
                 }),
+                curator_session_seconds: 0,
             },
             labels: labels(),
             ..founding().seed
