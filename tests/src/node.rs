@@ -525,18 +525,6 @@ impl Running {
         self.reported("a wait", bounds::SETTLED, awaited).await
     }
 
-    /// Waits until the core ends; returns the reason.
-    ///
-    /// # Errors
-    /// If it does not end.
-    pub async fn core_ended(&self) -> anyhow::Result<String> {
-        self.reported("the core's end", bounds::DECISION, |report| match report {
-            Report::CoreEnded(reason) => Some(reason.clone()),
-            _ => None,
-        })
-        .await
-    }
-
     /// Waits for a decision of enrolment. A report of another decision is an error at once.
     async fn decision<T>(
         &self,
