@@ -1,14 +1,14 @@
 //! Which devices a kernel drives: the drivers that are built in, and the device tables of each.
 //!
 //! A kernel with modules has this in `modules.alias`, which `depmod` makes from what the modules say. One without modules
-//! has no such file: Linux 6.12 compiles the tables of a built-in driver for the driver alone. [`collect`] therefore
+//! has no such file: Linux 6.12 compiles the tables of a built-in driver for the driver alone. [`mod@collect`] therefore
 //! reads them where they are, in the compiled objects of the build, by the names that the sources export them under
 //! (`MODULE_DEVICE_TABLE`). What the configuration leaves out of a table is thus not in the result, which could not be
 //! said of the sources.
 //!
 //! The result is kept with the kernel as a text file ([`to_text`], [`parse`]), with the aliases in the form that
-//! `modules.alias` has. Only drivers of devices are in it, that is those with an alias on one of the [`tables::BUSES`]
-//! or for Xen.
+//! `modules.alias` has. Only drivers of devices are in it, that is those with an alias on one of the buses of [`tables`] or
+//! for Xen.
 
 mod collect;
 mod tables;
