@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::content::Content;
 use crate::fat::{FatError, FatSpec, VolumeLabel};
 use crate::output::{Output, OutputError};
+use crate::sector::SectorSize;
 
 /// Why an image could not be written. Sizes are bytes.
 #[derive(Debug, thiserror::Error)]
@@ -48,30 +49,10 @@ pub enum DiskError {
 
 const MIB: u64 = 1 << 20;
 
-/// The size of the disk's logical sectors: partition tables count in them, and FAT32 must not have smaller ones.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SectorSize {
-    /// Nearly all disks.
-    #[default]
-    B512,
-    /// Disks without an emulation of small sectors ("4K native").
-    B4096,
-}
-
-impl SectorSize {
-    /// Bytes in a sector.
-    pub const fn bytes(self) -> u64 {
-        match self {
-            SectorSize::B512 => 512,
-            SectorSize::B4096 => 4096,
-        }
-    }
-
-    fn of_gpt(self) -> LogicalBlockSize {
-        match self {
-            SectorSize::B512 => LogicalBlockSize::Lb512,
-            SectorSize::B4096 => LogicalBlockSize::Lb4096,
-        }
+fn of_gpt(size: SectorSize) -> LogicalBlockSize {
+    match size {
+        SectorSize::B512 => LogicalBlockSize::Lb512,
+        SectorSize::B4096 => LogicalBlockSize::Lb4096,
     }
 }
 
@@ -262,7 +243,7 @@ impl Disk {
         }
         let mut disk = gpt::GptConfig::new()
             .writable(true)
-            .logical_block_size(self.sector_size.of_gpt())
+            .logical_block_size(of_gpt(self.sector_size))
             .create_from_device(&mut *file, Some(self.seed.guid("disk")))?;
         disk.update_partitions(table)?;
         disk.write()?;

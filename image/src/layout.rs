@@ -23,8 +23,9 @@ use std::path::{Path, PathBuf};
 use uuid::{Uuid, uuid};
 
 use crate::content::Content;
-use crate::disk::{Disk, DiskError, Partition, PartitionContent, SectorSize, Seed};
+use crate::disk::{Disk, DiskError, Partition, PartitionContent, Seed};
 use crate::fat::VolumeLabel;
+use crate::sector::SectorSize;
 
 const MIB: u64 = 1 << 20;
 

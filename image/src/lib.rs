@@ -23,6 +23,7 @@ pub mod output;
 pub mod pe;
 pub mod recipe;
 pub mod sealed;
+pub mod sector;
 pub mod uki;
 pub mod verity;
 

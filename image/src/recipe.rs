@@ -12,9 +12,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::disk::{Disk, DiskError, SectorSize, Seed};
+use crate::disk::{Disk, DiskError, Seed};
 use crate::layout::{self, Boot, LayoutError};
 use crate::output::{self, OutputError, write_if_changed};
+use crate::sector::SectorSize;
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
 

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::process::Command;
 
 use hearth_image::content::Content;
-use hearth_image::disk::{Disk, DiskError, Partition, PartitionContent, SectorSize, Seed};
+use hearth_image::disk::{Disk, DiskError, Partition, PartitionContent, Seed};
 use hearth_image::fat::FatError;
 use hearth_image::layout::{Boot, esp_partition};
+use hearth_image::sector::SectorSize;
 use uuid::{Uuid, uuid};
 
 const MIB: u64 = 1 << 20;

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{Cursor, Read};
 
 use hearth_image::content::Content;
-use hearth_image::disk::SectorSize;
 use hearth_image::fat::{FatError, FatSpec, VolumeLabel};
+use hearth_image::sector::SectorSize;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

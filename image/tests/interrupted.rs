@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 
 use hearth_image::Uuid;
 use hearth_image::content::Content;
-use hearth_image::disk::{Disk, SectorSize, Seed};
+use hearth_image::disk::{Disk, Seed};
 use hearth_image::layout::{Boot, esp_partition};
+use hearth_image::sector::SectorSize;
 
 const FOLDER: &str = "HEARTH_INTERRUPTED_TEST_FOLDER";
 const UKI_LENGTH: u64 = 8 << 20;

@@ -21,10 +21,10 @@ use anyhow::{Context, Result, bail};
 use hearth_build::cache;
 use hearth_extension::Extension;
 use hearth_firmware::Package;
-use hearth_image::disk::SectorSize;
 use hearth_image::output::Output;
 use hearth_image::recipe;
 use hearth_image::recipe::Release;
+use hearth_image::sector::SectorSize;
 
 use crate::command::{Cmd, check_interrupt, find_program};
 use crate::kernel::{self, Kernel};

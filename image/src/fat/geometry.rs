@@ -1,7 +1,7 @@
 //! Offsets of a FAT32 file system's parts: boot sectors, tables, clusters.
 
 use super::{FatError, FatSpec};
-use crate::disk::SectorSize;
+use crate::sector::SectorSize;
 
 /// Copies of the allocation table.
 pub(super) const FATS: u64 = 2;

@@ -21,7 +21,7 @@ use geometry::Geometry;
 pub use names::VolumeLabel;
 
 use crate::content::Content;
-use crate::disk::SectorSize;
+use crate::sector::SectorSize;
 
 /// Why a file system could not be laid out. Sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::{fmt, io};
 use rustix::fs::FallocateFlags;
 use uuid::{Uuid, uuid};
 
-use super::firmware::{Booted, DevicePath};
+use super::firmware::{Booted, DevicePath, EfiVariableError};
 use super::gpt::{self, GptError};
 use super::pci::{self, Purpose};
 use super::raw;
@@ -82,14 +82,9 @@ pub enum BlockError {
         /// The actual number of partitions.
         count: usize,
     },
-    /// An EFI variable cannot be parsed.
-    #[error("EFI variable {path}: {problem}")]
-    EfiVariable {
-        /// The variable.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
+    /// The firmware does not say from where this machine was booted.
+    #[error(transparent)]
+    EfiVariable(#[from] EfiVariableError),
     /// A partition table cannot be read or changed.
     #[error("cannot access the partition table of {disk}")]
     Table {

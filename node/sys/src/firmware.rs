@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::block::BlockError;
 use super::files::{self, FileError};
 
 /// The directory in which the kernel exposes EFI variables.
@@ -30,6 +29,16 @@ const GLOBAL: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 const ATTRIBUTES: usize = 4;
 /// More than any of these variables has.
 const LONGEST: u64 = 4096;
+
+/// An EFI variable cannot be read, or cannot be parsed.
+#[derive(Debug, thiserror::Error)]
+#[error("EFI variable {path}: {problem}")]
+pub struct EfiVariableError {
+    /// The variable.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: String,
+}
 
 /// From where this machine was booted, as far as the firmware says it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,7 +75,7 @@ enum Place {
 
 impl Booted {
     /// What the variables in this directory say, which is [`EFIVARS`] except in tests.
-    pub fn read(efivars: &Path) -> Result<Self, BlockError> {
+    pub fn read(efivars: &Path) -> Result<Self, EfiVariableError> {
         Ok(Self {
             partition: loader_partition(efivars)?,
             disk: boot_entry(efivars).and_then(|entry| DevicePath::of_boot_entry(&entry)),
@@ -75,9 +84,9 @@ impl Booted {
 }
 
 /// The partition from which the boot loader was loaded, if it says so.
-fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
+fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, EfiVariableError> {
     let path = efivars.join(LOADER_DEVICE);
-    let content = read(&path).map_err(|error| BlockError::EfiVariable {
+    let content = read(&path).map_err(|error| EfiVariableError {
         path: path.clone(),
         problem: error.to_string(),
     })?;
@@ -88,7 +97,7 @@ fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
     let guid = text.as_deref().and_then(|text| Uuid::try_parse(text).ok());
     match guid {
         Some(guid) => Ok(Some(guid)),
-        None => Err(BlockError::EfiVariable {
+        None => Err(EfiVariableError {
             path,
             problem: format!(
                 "expected a GUID in UTF-16, got {:?}",
