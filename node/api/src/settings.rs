@@ -47,6 +47,8 @@ pub enum Value {
     /// A text, or the name of an enum value without its prefix. An enum value that this release
     /// does not know is its number.
     Text(String),
+    /// A number.
+    Number(u32),
     /// A list.
     List(Vec<String>),
 }
@@ -56,6 +58,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
+            Self::Number(number) => number.fmt(f),
             Self::List(list) => f.write_str(&list.join(",")),
         }
     }

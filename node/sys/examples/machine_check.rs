@@ -407,6 +407,7 @@ async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
 /// Grows the file system to the size of its volume, and fills more than it had; returns its sizes.
 fn grow_file_system(volume: &Path, size: u64) -> Result<(u64, u64)> {
     let place = Path::new(TARGET);
+    xfs::prepare_growth(volume)?;
     mount(volume)?;
     let grow = || -> Result<(u64, u64)> {
         let grown = xfs::grow(volume, place)?;

@@ -14,7 +14,7 @@ use crate::raw;
 /// Why a file system cannot grow.
 #[derive(Debug, thiserror::Error)]
 pub enum GrowError {
-    /// Its size, or its device's, cannot be determined.
+    /// Its size, or its device's, cannot be determined, or its device is not as large as it says.
     #[error("cannot get the size of {device}")]
     Device {
         /// The device.
@@ -43,6 +43,43 @@ pub struct Grown {
     pub to: u64,
 }
 
+/// What the file system begins with: magic, size of a block, number of blocks.
+const SUPERBLOCK_BYTES: usize = 16;
+const MAGIC: &[u8] = b"XFSB";
+/// Larger blocks do not exist.
+const LARGEST_BLOCK: u64 = 64 << 10;
+
+/// Writes the block up to which the file system on `device`, which is not mounted, will grow: to be sure that the device
+/// is that large, the kernel reads it first, and under authenticated encryption nothing can be read that was never
+/// written.
+pub fn prepare_growth(device: &Path) -> Result<(), GrowError> {
+    let failed = |source| GrowError::Device {
+        device: device.to_owned(),
+        source,
+    };
+    let start = block::read_region(device, 0, SUPERBLOCK_BYTES).map_err(failed)?;
+    let Some((block, blocks)) = geometry(&start) else {
+        // The mount will say what is wrong.
+        return Ok(());
+    };
+    let wanted = block::size_of(device).map_err(failed)? / block;
+    if wanted <= blocks {
+        return Ok(());
+    }
+    let zeros = vec![0; block as usize];
+    block::write_region(device, (wanted - 1) * block, &zeros).map_err(failed)
+}
+
+/// Size of a block in bytes, and number of blocks.
+fn geometry(start: &[u8]) -> Option<(u64, u64)> {
+    let (magic, rest) = start.split_at_checked(MAGIC.len())?;
+    let (block, rest) = rest.split_first_chunk()?;
+    let block = u64::from(u32::from_be_bytes(*block));
+    let blocks = u64::from_be_bytes(*rest.first_chunk()?);
+    let is_xfs = magic == MAGIC && block.is_power_of_two() && block <= LARGEST_BLOCK;
+    is_xfs.then_some((block, blocks))
+}
+
 /// Grows the file system on `device`, mounted at `at`; `None` if it fills its device already.
 pub fn grow(device: &Path, at: &Path) -> Result<Option<Grown>, GrowError> {
     let failed = |step| {
@@ -66,4 +103,34 @@ pub fn grow(device: &Path, at: &Path) -> Result<Option<Grown>, GrowError> {
         from: before.blocks * block,
         to: after.blocks * block,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_block_that_will_be_the_last_is_written_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = directory.path().join("device");
+        let start = |magic: &[u8], blocks: u64| {
+            let mut bytes = vec![0xff; 4096 * 8 + 100];
+            let fields = [magic, &4096_u32.to_be_bytes(), &blocks.to_be_bytes()].concat();
+            bytes[..fields.len()].copy_from_slice(&fields);
+            bytes
+        };
+        for (magic, blocks, grows) in [(b"XFSB", 6, true), (b"XFSB", 8, false), (b"XFSX", 6, false)]
+        {
+            let before = start(magic, blocks);
+            fs::write(&device, &before).unwrap();
+            prepare_growth(&device).unwrap();
+            let mut expected = before;
+            if grows {
+                expected[4096 * 7..4096 * 8].fill(0);
+            }
+            assert!(fs::read(&device).unwrap() == expected, "{blocks}");
+        }
+    }
 }

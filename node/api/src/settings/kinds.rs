@@ -180,7 +180,7 @@ impl Number {
 
 impl Kind for Number {
     fn value(&self, of: &mut ClusterConfiguration) -> Value {
-        Value::Text((self.field)(of).to_string())
+        Value::Number(*(self.field)(of))
     }
 
     fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {

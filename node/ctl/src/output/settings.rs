@@ -113,6 +113,7 @@ impl Serialize for Detailed<'_> {
 fn to_json(value: &Value) -> Json {
     match value {
         Value::Text(text) => json!(text),
+        Value::Number(number) => json!(number),
         Value::List(list) => json!(list),
     }
 }

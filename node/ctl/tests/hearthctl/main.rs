@@ -227,6 +227,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "storage_security_policy": "NEEDS_INSECURE",
             "cold_start_policy": "NONE",
             "kubernetes.synchronized_labels": [],
+            "curator_session_seconds": 6,
         })
     );
     assert_eq!(info["configuration_version"], 1);

@@ -1,5 +1,6 @@
 //! The stored form of parameters.
 
+use hearth_api::settings::with_defaults;
 use hearth_api::{fixture, stored_form};
 
 use super::*;
@@ -63,10 +64,8 @@ fn the_stored_form_stays() {
     assert_eq!(found.seed.owner, SigningKey::from_seed([1; 32]).public());
     assert_eq!(found.seed.first_contact_secret.expose(), &[2; 32]);
     assert_eq!(found.seed.recovery_recipient, None);
-    assert_eq!(
-        Some(found.seed.configuration),
-        asked.initial_cluster_configuration
-    );
+    let complete = asked.initial_cluster_configuration.map(with_defaults);
+    assert_eq!(Some(found.seed.configuration), complete);
     assert_eq!(found.roles, asked.initial_roles);
     assert_eq!(found.seed.labels, labels);
     assert_eq!(read.network.unwrap().to_message(), network);
