@@ -120,14 +120,14 @@ mod tests {
             revision: Some("0123456789ab-dirty"),
             source_time: 1_700_000_000,
             kernel: KERNEL,
-            programs: vec![("HEARTH_ETCD_VERSION", "3.4.23".to_owned())],
+            programs: vec![("HEARTH_ETCD_VERSION", "3.7.3".to_owned())],
         };
         assert_eq!(
             of_node(&release),
             "ID=hearth\nNAME=Hearth\nPRETTY_NAME=\"Hearth 0.1.0\"\nVERSION_ID=0.1.0\nIMAGE_ID=hearth\n\
              IMAGE_VERSION=0.1.0\nVARIANT_ID=test\nBUILD_ID=0123456789ab-dirty\nHEARTH_BUILD_TIME=1700000000\n\
              HEARTH_KERNEL_VERSION=6.12.1\nHEARTH_KERNEL_SOURCE=\"linux-source-6.12 6.12.1-1\"\n\
-             HEARTH_KERNEL_CONFIG_SHA256=ab\nHEARTH_ETCD_VERSION=3.4.23\n"
+             HEARTH_KERNEL_CONFIG_SHA256=ab\nHEARTH_ETCD_VERSION=3.7.3\n"
         );
         (release.variant, release.revision) = (None, None);
         let text = of_node(&release);

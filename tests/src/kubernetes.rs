@@ -161,7 +161,22 @@ impl Kubernetes {
     /// # Errors
     /// If that times out.
     pub async fn probe(&self, pod: &str, node: &str) -> Outcome {
-        self.create(&probe(pod, node)).await?;
+        self.probe_as(pod, node, |_| ()).await
+    }
+
+    /// The same, with a specification that `change` has changed.
+    ///
+    /// # Errors
+    /// If that times out.
+    pub async fn probe_as(
+        &self,
+        pod: &str,
+        node: &str,
+        change: impl FnOnce(&mut Value),
+    ) -> Outcome {
+        let mut object = probe(pod, node);
+        change(&mut object["spec"]);
+        self.create(&object).await?;
         self.runs(pod).await
     }
 
@@ -170,18 +185,17 @@ impl Kubernetes {
     /// # Errors
     /// If that times out.
     pub async fn probe_with(&self, pod: &str, node: &str, claim: &str) -> Outcome {
-        let mut object = probe(pod, node);
-        let spec = &mut object["spec"];
-        spec["volumes"] = json!([{
-            "name": "volume",
-            "persistentVolumeClaim": { "claimName": claim },
-        }]);
-        spec["containers"][0]["volumeMounts"] = json!([{
-            "name": "volume",
-            "mountPath": VOLUME,
-        }]);
-        self.create(&object).await?;
-        self.runs(pod).await
+        self.probe_as(pod, node, |spec| {
+            spec["volumes"] = json!([{
+                "name": "volume",
+                "persistentVolumeClaim": { "claimName": claim },
+            }]);
+            spec["containers"][0]["volumeMounts"] = json!([{
+                "name": "volume",
+                "mountPath": VOLUME,
+            }]);
+        })
+        .await
     }
 
     /// Claims a volume of this size, of the default class, once that exists: an earlier claim would never get it.

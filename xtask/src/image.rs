@@ -28,6 +28,7 @@ use hearth_image::sector::SectorSize;
 
 use crate::command::{Cmd, check_interrupt, find_program};
 use crate::kernel::{self, Kernel};
+use crate::programs;
 use crate::setup::{self, Needs};
 use crate::target::folder;
 use crate::ui::Ui;
@@ -57,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = sector_size)]
     sector_size: SectorSize,
     /// Add the content of DIR, read-only, mounted at /ext/NAME; "kubernetes" needs no DIR (the bundle of `cargo xtask
-    /// kubernetes`)
+    /// bundle`)
     #[arg(long = "extension", value_name = "NAME[=DIR]")]
     extensions: Vec<Request>,
     /// Include the firmware in this package of Debian's non-free-firmware, such as firmware-bnx2x; can be repeated
@@ -254,7 +255,7 @@ pub(crate) const MACHINE_CHECK: Example = Example {
     name: "machine_check",
     what: "the machine check",
     profile: node::Profile::Test,
-    riders: &[MKFS],
+    riders: &[BundledProgram::MkfsXfs],
     sample: true,
 };
 /// Does only what etcd needs to serve, for the benchmark.
@@ -262,7 +263,7 @@ pub(crate) const BARE_INIT: Example = Example {
     name: "bare_init",
     what: "the bare init",
     profile: node::Profile::Node,
-    riders: &[ETCD, MKFS],
+    riders: &[BundledProgram::Etcd, BundledProgram::MkfsXfs],
     sample: false,
 };
 
@@ -278,21 +279,31 @@ pub(crate) fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     recipe.write(ui, &folder(&name)?)
 }
 
-/// A program of Debian that is included: its name, and its path in the image.
-pub(crate) type BundledProgram = (&'static str, &'static str);
+/// A program of others that is included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BundledProgram {
+    /// The store of a cluster, compiled.
+    Etcd,
+    /// Formats the data partition; Debian's.
+    MkfsXfs,
+}
 
-/// The program of etcd.
-pub(crate) const ETCD: BundledProgram = ("etcd", "/usr/bin/etcd");
-/// Formats the data partition.
-pub(crate) const MKFS: BundledProgram = ("mkfs.xfs", "/sbin/mkfs.xfs");
+impl BundledProgram {
+    /// Where it is on this machine, and its path in the image.
+    fn find(self, ui: &Ui) -> Result<(PathBuf, String)> {
+        match self {
+            BundledProgram::Etcd => Ok((programs::etcd(ui)?, "/usr/bin/etcd".to_owned())),
+            BundledProgram::MkfsXfs => {
+                let program = find_program("mkfs.xfs");
+                let program = program.context("mkfs.xfs is neither in PATH nor in /usr/sbin")?;
+                Ok((program, "/sbin/mkfs.xfs".to_owned()))
+            }
+        }
+    }
+}
 
-fn find_riders(riders: &[BundledProgram]) -> Result<Vec<(PathBuf, String)>> {
-    let find = |(name, target): &BundledProgram| {
-        let source = find_program(name)
-            .with_context(|| format!("{name} is neither in PATH nor in /usr/sbin"))?;
-        Ok((source, (*target).to_owned()))
-    };
-    riders.iter().map(find).collect()
+fn find_all(ui: &Ui, programs: &[BundledProgram]) -> Result<Vec<(PathBuf, String)>> {
+    programs.iter().map(|program| program.find(ui)).collect()
 }
 
 /// The specification of an image.
@@ -307,7 +318,7 @@ impl ImageSpec {
         setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let init = node::build(ui, flavour, &folder(flavour.name())?.join("init"))?;
-        let programs = find_riders(&[ETCD, MKFS])?;
+        let programs = find_all(ui, &[BundledProgram::Etcd, BundledProgram::MkfsXfs])?;
         let release = release::of_node(ui, flavour, &kernel, &programs)?;
         ImageSpec::new(kernel, init, programs, release)
     }
@@ -317,7 +328,7 @@ impl ImageSpec {
         setup::ensure(ui, Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let release = release::around(program, &kernel);
-        ImageSpec::new(kernel, program.to_owned(), find_riders(with)?, release)
+        ImageSpec::new(kernel, program.to_owned(), find_all(ui, with)?, release)
     }
 
     fn new(

@@ -4,6 +4,7 @@
 //! `qemu/`.
 
 mod bench;
+mod bundle;
 mod checkout;
 mod command;
 mod completion;
@@ -12,10 +13,10 @@ mod events;
 mod hearthctl;
 mod image;
 mod kernel;
-mod kubernetes;
 mod link;
 mod power;
 mod program;
+mod programs;
 mod promises;
 mod run;
 mod setup;
@@ -52,7 +53,7 @@ enum Task {
     Setup(setup::Args),
     /// Build the kernel unless it is cached; print its path
     Kernel(kernel::Args),
-    Kubernetes(kubernetes::Args),
+    Bundle(bundle::Args),
     /// Build the disk image; print its path
     Image(image::Args),
     Run(run::Args),
@@ -107,7 +108,7 @@ impl Task {
         match self {
             Task::Setup(args) => setup::run(ui, &args),
             Task::Kernel(args) => kernel::run(ui, &args),
-            Task::Kubernetes(args) => kubernetes::run(ui, &args),
+            Task::Bundle(args) => bundle::run(ui, &args),
             Task::Image(args) => image::run(ui, &args),
             Task::Run(args) => run::run(ui, &args),
             Task::Test(args) => test::run(ui, &args),

@@ -29,9 +29,9 @@ use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::Lifetime;
 
+use crate::bundle::{self, Bundle};
 use crate::command::{Interrupted, Interrupts, find_program, is_interrupt};
 use crate::image::{self, Flavour};
-use crate::kubernetes::{self, Bundle};
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::ui::Ui;
@@ -82,7 +82,7 @@ pub(crate) struct Args {
     /// Ready
     #[arg(long, conflicts_with = "parameters")]
     kubernetes: bool,
-    /// Use this Kubernetes bundle: a folder like the one that `cargo xtask kubernetes` prints
+    /// Use this Kubernetes bundle: a folder like the one that `cargo xtask bundle` prints
     #[arg(long, value_name = "DIR", requires = "kubernetes")]
     bundle: Option<PathBuf>,
     /// Let QEMU load the kernel directly, without firmware; faster
@@ -159,7 +159,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let new = begin.is_new();
     let config = args.config(begin.config());
     let bundle = match config.kubernetes {
-        true => Some(kubernetes::ensure(ui, config.bundle.as_deref())?),
+        true => Some(bundle::ensure(ui, config.bundle.as_deref())?),
         false => None,
     };
     let kubectl = bundle.as_ref().map(kubectl).transpose()?;

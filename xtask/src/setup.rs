@@ -1,19 +1,26 @@
 //! `cargo xtask setup`: installs the packages that the other tasks need on this machine.
 //!
 //! Each task calls [`ensure`] with its own needs, so that a machine that only builds images does not need an emulator.
-//! `hearth_build::host` detects and installs packages.
+//! `hearth_build::host` detects and installs packages. Go is no package here: Debian 12 has none that is recent enough
+//! (`image/programs` finds or fetches it, also for a task that has to compile a program).
 
 use std::env;
 use std::ops::BitOr;
+use std::path::Path;
 
 use anyhow::Result;
-use hearth_build::host::{ETCD, Probe, QEMU, command_for_the_user, install};
+use hearth_build::host::{Probe, QEMU, command_for_the_user, install};
 use hearth_qemu::firmware::{Firmware, NoFirmware};
 use hearth_qemu::program as qemu;
 
 use crate::checkout::kernel_config;
 use crate::command::find_program;
 use crate::ui::Ui;
+
+/// The environment variable by which build scripts find the compiler of protocol buffers, before PATH.
+const PROTOC: &str = "PROTOC";
+/// One of the files that come with it.
+const DESCRIPTOR_PROTO: &str = "/usr/include/google/protobuf/descriptor.proto";
 
 /// `cargo xtask setup`: install what is missing on this machine.
 #[derive(clap::Args, Debug)]
@@ -95,15 +102,33 @@ fn packages(series: &str) -> Vec<Package> {
         file(
             "libc6-dev",
             "/usr/include/stdio.h",
-            Needs::NODE | Needs::KERNEL,
+            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES,
+        ),
+        // etcd-client's build script calls it, and its messages import a file of the second package, which the first one
+        // only recommends. A program that the user names finds its own files.
+        check(
+            "protobuf-compiler",
+            || env::var_os(PROTOC).is_some() || find_program("protoc").is_some(),
+            Needs::NODE | Needs::TEST,
+        ),
+        check(
+            "libprotobuf-dev",
+            || env::var_os(PROTOC).is_some() || Path::new(DESCRIPTOR_PROTO).exists(),
+            Needs::NODE | Needs::TEST,
         ),
         file(&source, &format!("/usr/src/{source}.tar.xz"), Needs::KERNEL),
         program("make", "make", Needs::KERNEL),
         program("flex", "flex", Needs::KERNEL),
         program("bison", "bison", Needs::KERNEL),
         program("bc", "bc", Needs::KERNEL),
-        program("xz-utils", "xz", Needs::KERNEL | Needs::KUBERNETES),
-        program("patch", "patch", Needs::KUBERNETES),
+        program("xz-utils", "xz", Needs::KERNEL),
+        // Linked into runc.
+        file(
+            "libseccomp-dev",
+            "/usr/lib/x86_64-linux-gnu/libseccomp.a",
+            Needs::KUBERNETES,
+        ),
+        program("pkg-config", "pkg-config", Needs::KUBERNETES),
         program("zstd", "zstd", Needs::KERNEL),
         file("libelf-dev", "/usr/include/gelf.h", Needs::KERNEL),
         file("libssl-dev", "/usr/include/openssl/ssl.h", Needs::KERNEL),
@@ -113,7 +138,6 @@ fn packages(series: &str) -> Vec<Package> {
             Needs::IMAGE,
         ),
         program("xfsprogs", "mkfs.xfs", Needs::IMAGE),
-        program(ETCD, "etcd", Needs::IMAGE | Needs::TEST),
         // A variable that names no program is an error of the machine, not a missing package.
         check(
             QEMU[0],
@@ -137,15 +161,20 @@ fn packages(series: &str) -> Vec<Package> {
 /// Runs the task.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let missing = missing(Needs::ALL)?;
+    if args.dry_run {
+        if !missing.is_empty() {
+            println!("{}", command_for_the_user(&missing));
+        }
+        return Ok(());
+    }
     if missing.is_empty() {
         ui.say("all packages are installed");
-        return Ok(());
+    } else {
+        install(ui, &missing)?;
     }
-    if args.dry_run {
-        println!("{}", command_for_the_user(&missing));
-        return Ok(());
-    }
-    Ok(install(ui, &missing)?)
+    let go = hearth_programs::ensure_go(ui)?;
+    ui.say(format_args!("Go is {}", go.display()));
+    Ok(())
 }
 
 /// Makes sure that the packages for these needs are installed; silent if they are.
@@ -207,6 +236,12 @@ mod tests {
         assert!(names(Needs::KERNEL).contains("linux-source-6.12"));
         assert!(!names(Needs::KERNEL).contains("qemu-system-x86"));
         assert!(!names(Needs::RUN | Needs::IMAGE).contains("genimage"));
+        // Unit tests are compiled on machines that build no image.
+        for needs in [Needs::NODE, Needs::TEST] {
+            assert!(names(needs).contains("protobuf-compiler"));
+            assert!(names(needs).contains("libprotobuf-dev"));
+        }
+        assert!(!names(Needs::KERNEL | Needs::RUN).contains("protobuf-compiler"));
         assert_eq!(names(Needs::ALL).len(), packages("6.12").len());
     }
 }

@@ -21,8 +21,8 @@ use hearth_runner::{Compilation, Options, Program, Report, Test};
 use crate::checkout::root;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
-use crate::tidy;
 use crate::ui::Ui;
+use crate::{programs, tidy};
 use booted::Kubernetes;
 use selection::Selection;
 
@@ -141,6 +141,8 @@ fn lints(ui: &Ui) -> Result<Report> {
 /// Compiles the tests and runs them.
 fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>) -> Result<()> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
+    // The unit tests of several crates run it.
+    programs::etcd(ui)?;
     // Before the unit tests: those of Kubernetes' crate run its programs.
     let kubernetes = match &selected.e2e {
         Some(selection) => Kubernetes::ensure(ui, selection, args.long)?,

@@ -1,13 +1,20 @@
-//! Debian packages, binary and source, fetched by apt and never installed.
+//! Debian packages, fetched by apt and never installed.
 //!
 //! apt already has the machine's mirrors, proxies and keys, and checks every signature and hash. It runs with a private
-//! configuration, because the machine's usually lists no source packages and must not be changed, and because fetching
-//! must work for an ordinary user. The private configuration repeats the machine's entries with their sources added,
-//! and, where a caller needs them, further components of Debian, such as the one with firmware; also repeated are its `Acquire` settings; index files, cache and state are in a scratch folder. The machine's hooks are left out:
-//! they belong to the machine's own updates.
+//! configuration, because the machine's must not be changed, and because fetching must work for an ordinary user. The
+//! private configuration repeats the machine's entries, with further components of Debian where a caller needs them, such
+//! as the one with firmware, or has one suite at the mirrors that they name; it repeats the machine's `Acquire` settings.
+//! Index files, cache and state are in a scratch folder. The machine's hooks are left out: they belong to the machine's
+//! own updates.
+
+mod components;
+mod entries;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use components::Components;
+use entries::Form;
 
 use crate::command::{Cmd, CommandError};
 use crate::files::{FileError, create_dir, failed, write};
@@ -57,12 +64,15 @@ pub enum AptError {
     /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The machine's apt has no entry of this release of Debian.
+    #[error("this machine's apt has no entry of Debian {0}")]
+    NoEntry(String),
 }
 
 impl Apt {
     /// Prepares apt for packages of this Debian release ("bookworm"), in an empty folder.
     pub fn new(progress: &dyn Progress, scratch: &Path, release: &str) -> Result<Apt, AptError> {
-        Apt::with_components(progress, scratch, release, &[])
+        Apt::prepare(progress, scratch, release, |text, _| text.to_owned())
     }
 
     /// The same, with further components of Debian ("non-free-firmware") from the machine's mirrors of this release.
@@ -71,6 +81,35 @@ impl Apt {
         scratch: &Path,
         release: &str,
         components: &[&str],
+    ) -> Result<Apt, AptError> {
+        let components = Components {
+            suites: suites(release),
+            components,
+        };
+        Apt::prepare(progress, scratch, release, |text, form| {
+            components.added_to(text, form)
+        })
+    }
+
+    /// Prepares apt for packages of one suite that belongs to a Debian release ("bookworm-backports" to "bookworm") and
+    /// that the machine may not list: at the machine's mirror for that release.
+    pub fn of_suite(
+        progress: &dyn Progress,
+        scratch: &Path,
+        release: &str,
+        suite: &str,
+    ) -> Result<Apt, AptError> {
+        Apt::prepare(progress, scratch, release, |text, form| {
+            entries::of_suite(text, form, release, suite)
+        })
+    }
+
+    /// `entry`: what becomes of a file with the machine's entries.
+    fn prepare(
+        progress: &dyn Progress,
+        scratch: &Path,
+        release: &str,
+        entry: impl Fn(&str, Form) -> String,
     ) -> Result<Apt, AptError> {
         let dir = scratch.join("apt");
         let sources = dir.join("sources");
@@ -82,11 +121,9 @@ impl Apt {
         ] {
             create_dir(folder)?;
         }
-        let debian = Components {
-            suites: suites(release),
-            components,
-        };
-        copy_entries(Path::new("/etc/apt"), &sources, &debian)?;
+        if !entries::copy(Path::new("/etc/apt"), &sources, entry)? {
+            return Err(AptError::NoEntry(release.to_owned()));
+        }
         write(&dir.join("preferences"), preferences(release))?;
         write(&dir.join("state/status"), "")?;
         let machine = Cmd::new("apt-config").arg("dump").output(progress)?;
@@ -139,17 +176,6 @@ impl Apt {
         self.follow(progress, task, install.args(packages))
     }
 
-    /// Fetches a source package.
-    pub fn download_source(
-        &self,
-        progress: &dyn Progress,
-        task: &dyn Task,
-        package: &str,
-    ) -> Result<(), CommandError> {
-        let source = self.get("source").arg("--download-only");
-        self.follow(progress, task, source.arg(package))
-    }
-
     /// The folder that holds the fetched files and nothing else.
     pub fn finish(self) -> Result<PathBuf, AptError> {
         let context = || failed("clean", &self.fetched);
@@ -182,116 +208,9 @@ impl Apt {
     }
 }
 
-/// Copies the machine's package entries, adding sources to each.
-fn copy_entries(from: &Path, to: &Path, debian: &Components<'_>) -> Result<(), FileError> {
-    let mut files = vec![from.join("sources.list")];
-    if let Ok(parts) = from.join("sources.list.d").read_dir() {
-        files.extend(parts.flatten().map(|entry| entry.path()));
-    }
-    for file in files {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let Ok(text) = fs::read_to_string(&file) else {
-            // Absent, or not readable for this user.
-            continue;
-        };
-        let text = match file.extension().and_then(|extension| extension.to_str()) {
-            Some("list") => with_sources_of_lines(&debian.in_lines(&text)),
-            Some("sources") => with_sources_of_stanzas(&debian.in_stanzas(&text)),
-            _ => continue,
-        };
-        write(&to.join(&*name), text)?;
-    }
-    Ok(())
-}
-
 /// The suites of a release of Debian.
 fn suites(release: &str) -> [String; 3] {
     ["", "-updates", "-security"].map(|part| format!("{release}{part}"))
-}
-
-/// Components that are added to the entries for these suites. Entries of other providers have other suites.
-struct Components<'a> {
-    suites: [String; 3],
-    components: &'a [&'a str],
-}
-
-impl Components<'_> {
-    fn is_suite(&self, word: &str) -> bool {
-        self.suites.iter().any(|suite| suite == word)
-    }
-
-    /// Those that are not among the words of an entry, each after a blank.
-    fn missing_in(&self, entry: &str) -> String {
-        let listed = |component: &str| entry.split_whitespace().any(|word| word == component);
-        let missing = self.components.iter().filter(|word| !listed(word));
-        missing.map(|word| format!(" {word}")).collect()
-    }
-
-    fn in_lines(&self, text: &str) -> String {
-        let mut lines = String::new();
-        for line in text.lines() {
-            let entry = line.split('#').next().unwrap_or_default().trim_end();
-            match entry.split_whitespace().any(|word| self.is_suite(word)) {
-                true => lines += &format!("{entry}{}\n", self.missing_in(entry)),
-                false => lines += &format!("{line}\n"),
-            }
-        }
-        lines
-    }
-
-    fn in_stanzas(&self, text: &str) -> String {
-        let stanzas = text.split("\n\n").map(|stanza| self.in_stanza(stanza));
-        stanzas.collect::<Vec<_>>().join("\n")
-    }
-
-    fn in_stanza(&self, stanza: &str) -> String {
-        let field = |line: &str, wanted: &str| {
-            let (name, value) = line.split_once(':')?;
-            let is = name.eq_ignore_ascii_case(wanted);
-            is.then(|| value.to_owned())
-        };
-        let ours = stanza.lines().any(|line| {
-            let suites = field(line, "suites").unwrap_or_default();
-            suites.split_whitespace().any(|word| self.is_suite(word))
-        });
-        let mut lines = String::new();
-        for line in stanza.lines() {
-            lines += line;
-            if ours && let Some(listed) = field(line, "components") {
-                lines += &self.missing_in(&listed);
-            }
-            lines += "\n";
-        }
-        lines
-    }
-}
-
-fn with_sources_of_lines(text: &str) -> String {
-    let mut lines = String::new();
-    for line in text.lines() {
-        lines += &format!("{line}\n");
-        if let Some(rest) = line.trim_start().strip_prefix("deb")
-            && rest.starts_with([' ', '\t'])
-        {
-            lines += &format!("deb-src{rest}\n");
-        }
-    }
-    lines
-}
-
-fn with_sources_of_stanzas(text: &str) -> String {
-    let mut lines = String::new();
-    for line in text.lines() {
-        lines += line;
-        if let Some((name, types)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("types")
-            && !types.split_whitespace().any(|kind| kind == "deb-src")
-        {
-            lines += " deb-src";
-        }
-        lines += "\n";
-    }
-    lines
 }
 
 /// Prefers packages of this Debian release to those of the same name from anywhere else, backports included.
@@ -332,50 +251,6 @@ APT::Sandbox::User "root";
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn entries_get_their_sources() {
-        let lines = "# deb old\ndeb [signed-by=/k] http://mirror/debian bookworm main\ndeb-src http://mirror/x y z\n";
-        assert_eq!(
-            with_sources_of_lines(lines),
-            "# deb old\ndeb [signed-by=/k] http://mirror/debian bookworm main\n\
-             deb-src [signed-by=/k] http://mirror/debian bookworm main\ndeb-src http://mirror/x y z\n"
-        );
-        let stanzas = "Types: deb\nURIs: http://mirror/debian\n\ntypes: deb deb-src\n";
-        assert_eq!(
-            with_sources_of_stanzas(stanzas),
-            "Types: deb deb-src\nURIs: http://mirror/debian\n\ntypes: deb deb-src\n"
-        );
-    }
-
-    #[test]
-    fn components_are_added_to_the_entries_of_the_release_alone() {
-        let firmware = Components {
-            suites: suites("bookworm"),
-            components: &["non-free-firmware"],
-        };
-        let lines = "deb http://mirror/debian bookworm main # ours\n\
-                     deb http://mirror/debian bookworm-updates main non-free-firmware\n\
-                     deb http://other/apt cloud-sdk-bookworm main\n";
-        assert_eq!(
-            firmware.in_lines(lines),
-            "deb http://mirror/debian bookworm main non-free-firmware\n\
-             deb http://mirror/debian bookworm-updates main non-free-firmware\n\
-             deb http://other/apt cloud-sdk-bookworm main\n"
-        );
-        let stanzas = "Types: deb\nComponents: main\nSuites: bookworm-security\n\n\
-                       Types: deb\nSuites: nodistro\nComponents: main\n";
-        assert_eq!(
-            firmware.in_stanzas(stanzas),
-            "Types: deb\nComponents: main non-free-firmware\nSuites: bookworm-security\n\n\
-             Types: deb\nSuites: nodistro\nComponents: main\n"
-        );
-        let none = Components {
-            components: &[],
-            ..firmware
-        };
-        assert_eq!(none.in_stanzas(stanzas), stanzas);
-    }
 
     #[test]
     fn what_the_mirror_has_is_read_from_its_addresses() {

@@ -50,9 +50,6 @@ pub enum HostError {
 /// The emulator and its disk tool: one source package in two halves, which must be installed in the same version.
 pub const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
 
-/// Brings a service of its own, which must not run on the developer's machine.
-pub const ETCD: &str = "etcd-server";
-
 /// Installs packages without asking: as root, or by a sudo that needs no password.
 pub fn install(progress: &dyn Progress, missing: &[String]) -> Result<(), HostError> {
     if find_program("apt-get").is_none() {
@@ -111,10 +108,6 @@ pub fn install_script(missing: &[String]) -> String {
         words.extend(QEMU.map(|name| format!("{name}=$v")));
     }
     script += &format!("apt-get install {options} {}", words.join(" "));
-    if missing.iter().any(|name| name == ETCD) {
-        script += "; if [ -d /run/systemd/system ]; then systemctl disable --now etcd; ";
-        script += "elif [ -x /etc/init.d/etcd ]; then /etc/init.d/etcd stop || true; update-rc.d etcd disable; fi";
-    }
     script
 }
 
@@ -151,12 +144,6 @@ mod tests {
             let end = "apt-get install --yes --no-install-recommends --allow-downgrades bc qemu-system-x86=$v qemu-utils=$v";
             assert!(script.ends_with(end) && script.contains("v=$("), "{script}");
         }
-    }
-
-    #[test]
-    fn no_etcd_is_left_running() {
-        assert!(script(&["etcd-server"]).contains("systemctl disable --now etcd"));
-        assert!(!script(&["etcd-client"]).contains("systemctl"));
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 /// The programs that a node starts or passes to one of its programs; every bundle must have all of them.
 pub(crate) const PROGRAMS: [&str; 19] = [
-    "bin/conntrack",
     "bin/containerd",
     "bin/containerd-shim-runc-v2",
     "bin/du",
@@ -21,6 +20,7 @@ pub(crate) const PROGRAMS: [&str; 19] = [
     "bin/kube-scheduler",
     "bin/kubelet",
     "bin/mount",
+    "bin/nft",
     "bin/nice",
     "bin/runc",
     "bin/umount",
@@ -40,6 +40,8 @@ pub struct Bundle {
     pub versions: Versions,
     /// kubectl of this version, for this machine; a bundle of the user's has none.
     pub kubectl: Option<PathBuf>,
+    /// Its bill of materials; a bundle of the user's has none.
+    pub sbom: Option<PathBuf>,
 }
 
 /// The file VERSION: one "name version" a line, sorted by name. Every version begins with three numbers, as the node
@@ -108,6 +110,7 @@ impl Bundle {
             root: folder.to_owned(),
             versions,
             kubectl: None,
+            sbom: None,
         })
     }
 }

@@ -10,16 +10,17 @@ use hearth_build::progress::Progress;
 use crate::bundle::Bundle;
 use crate::error::BuildError;
 use crate::inputs::Inputs;
-use crate::{compile, rootfs};
+use crate::rootfs;
+use crate::tree::Compiled;
 
 /// Version of the build steps, part of the cache key: must be raised when a change of the steps changes the result.
-const RECIPE: u32 = 2;
+const RECIPE: u32 = 3;
 
 /// The part of an entry that becomes the extension.
 pub(crate) const ROOT: &str = "root";
 
-/// kubectl for the developer's machine, in an entry.
-pub(crate) const KUBECTL: &str = "host/kubectl";
+/// The bill of materials of that part.
+pub(crate) const SBOM: &str = "sbom.cdx.json";
 
 /// The bundle in a finished entry.
 pub(crate) fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
@@ -29,10 +30,10 @@ pub(crate) fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
     })
 }
 
-/// Creates the folders for the source, for intermediate results, and for the entry.
-pub(crate) fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
-    let all = ["source", "stage", "entry"].map(|name| scratch.join(name));
-    for folder in all.iter().chain([&all[2].join("host")]) {
+/// Creates the folders for intermediate results and for the entry.
+pub(crate) fn folders(scratch: &Path) -> Result<[PathBuf; 2], FileError> {
+    let all = ["stage", "entry"].map(|name| scratch.join(name));
+    for folder in &all {
         files::create_dir(folder)?;
     }
     Ok(all)
@@ -53,12 +54,17 @@ pub(crate) fn compiler(progress: &dyn Progress) -> Result<String, CommandError> 
 }
 
 /// The key of an entry, which covers everything that goes into a bundle.
-pub(crate) fn key(inputs: &Inputs, compiler: &str) -> String {
+pub(crate) fn key(inputs: &Inputs, compiled: &Compiled, compiler: &str) -> String {
+    let programs = compiled.all().map(|(_, built)| built.key());
+    key_of(inputs, &programs.join(" "), compiler)
+}
+
+fn key_of(inputs: &Inputs, programs: &str, compiler: &str) -> String {
     let recipe = RECIPE.to_string();
     cache::key([
         recipe.as_str(),
         inputs.record(),
-        compile::MULTICALL,
+        programs,
         rootfs::PAUSE,
         compiler,
     ])
@@ -78,9 +84,11 @@ mod tests {
             Inputs::of_folder(dir.path()).unwrap()
         };
         let one = inputs("a_1_amd64.deb");
-        let key_of_one = key(&one, "gcc 12");
-        assert_eq!(key(&one, "gcc 12"), key_of_one);
-        assert_ne!(key(&one, "gcc 13"), key_of_one);
-        assert_ne!(key(&inputs("b_1_amd64.deb"), "gcc 12"), key_of_one);
+        let key_of_one = key_of(&one, "k c", "gcc 12");
+        assert_eq!(key_of(&one, "k c", "gcc 12"), key_of_one);
+        assert_ne!(key_of(&one, "k c", "gcc 13"), key_of_one);
+        assert_ne!(key_of(&one, "k d", "gcc 12"), key_of_one);
+        let two = inputs("b_1_amd64.deb");
+        assert_ne!(key_of(&two, "k c", "gcc 12"), key_of_one);
     }
 }

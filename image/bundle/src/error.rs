@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use hearth_build::cache::CacheError;
 use hearth_build::command::CommandError;
-use hearth_build::files::{FileError, Log};
+use hearth_build::files::FileError;
 use hearth_build::interrupt::Interrupted;
+use hearth_programs::ProgramsError;
 
 use crate::bundle::InvalidBundle;
-use crate::compile::CompileError;
 use crate::inputs::InputsError;
 use crate::packages::PackagesError;
 use crate::rootfs::ImageError;
@@ -33,13 +33,8 @@ pub enum BuildError {
     #[error(transparent)]
     Inputs(#[from] InputsError),
     /// Its programs could not be compiled.
-    #[error("cannot compile Kubernetes; the full log is {}", log.display())]
-    NotCompiled {
-        /// The compiler's log.
-        log: PathBuf,
-        /// The underlying error.
-        source: CompileError,
-    },
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
     /// Its tree could not be laid out.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -70,13 +65,4 @@ pub enum BuildError {
     /// A second build from the same inputs gave a different result.
     #[error("the bundle is not reproducible; these files differ: {}", .0.join(", "))]
     NotTheSame(Vec<String>),
-}
-
-impl BuildError {
-    pub(crate) fn not_compiled(log: &Log, source: CompileError) -> BuildError {
-        BuildError::NotCompiled {
-            log: log.path().to_owned(),
-            source,
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! The inputs of the bundle: Debian packages, binary and source, fetched by apt and never installed.
+//! The Debian packages of the bundle, fetched by apt and never installed.
 //!
 //! A mirror holds only the current point release. Therefore the files are kept in a folder beside the cache's entries
 //! ([`Wanted`]), and used until they are fetched again. The cache key covers the record of their names and hashes, so
@@ -37,7 +37,7 @@ pub enum InputsError {
     Gone,
     /// The files have been modified since they were fetched.
     #[error(
-        "the files in {} have been modified since they were fetched: run `cargo xtask kubernetes --update`",
+        "the files in {} have been modified since they were fetched: run `cargo xtask bundle --update`",
         folder.display()
     )]
     Changed {
@@ -47,12 +47,6 @@ pub enum InputsError {
     /// A required binary package is missing.
     #[error("the package {0} is not among the inputs")]
     NoPackage(String),
-    /// A half of the source package is missing.
-    #[error("{0} of Kubernetes is not among the inputs")]
-    NoSource(&'static str),
-    /// The name of the file with upstream's source does not follow Debian's scheme.
-    #[error("{0} has no version in its name")]
-    NoVersion(String),
 }
 
 /// Kind of cache entry beside which the files are kept.
@@ -61,37 +55,37 @@ pub(crate) const KIND: &str = "kubernetes";
 /// The Debian release of the packages, as in apt's `Codename`.
 const RELEASE: &str = "bookworm";
 
-/// The source package: upstream's whole tree, with all its dependencies.
-pub(crate) const KUBERNETES: &str = "kubernetes";
-
 /// Packages that files of the tree come from; tree.rs lists which files, and why.
-pub(crate) const FOR_THE_NODE: [&str; 21] = [
+pub(crate) const FOR_THE_NODE: [&str; 25] = [
     "busybox-static",
-    "conntrack",
-    "containerd",
-    "containernetworking-plugins",
     "coreutils",
     "findutils",
     "iptables",
     "libblkid1",
+    "libbsd0",
     "libc6",
+    "libedit2",
+    "libgmp10",
     "libip4tc2",
     "libip6tc2",
+    "libjansson4",
+    "libmd0",
     "libmnl0",
     "libmount1",
     "libnetfilter-conntrack3",
     "libnfnetlink0",
+    "libnftables1",
+    "libnftnl11",
     "libpcre2-8-0",
-    "libseccomp2",
     "libselinux1",
+    "libtinfo6",
     "libxtables12",
     "mount",
-    "runc",
+    "nftables",
 ];
 
-/// Packages that are only used for the build: the Go toolchain that the source package was made for, and the tool that
-/// rewrites a program's library path.
-pub(crate) const TOOLS: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "patchelf"];
+/// The package that is only used for the build: it rewrites a program's library path.
+pub(crate) const PATCHELF: &str = "patchelf";
 
 /// A set of packages that is fetched and kept together.
 pub(crate) struct Wanted {
@@ -100,15 +94,13 @@ pub(crate) struct Wanted {
     packages: &'static [&'static [&'static str]],
     /// Whether all dependencies are fetched, too; otherwise each package is listed.
     with_dependencies: bool,
-    source: Option<&'static str>,
 }
 
 /// For the bundle.
 pub(crate) const OF_THE_BUNDLE: Wanted = Wanted {
     folder: "inputs",
-    packages: &[&FOR_THE_NODE, &TOOLS],
+    packages: &[&FOR_THE_NODE, &[PATCHELF]],
     with_dependencies: false,
-    source: Some(KUBERNETES),
 };
 
 /// For the images of Kubernetes' own tests, which replace upstream's.
@@ -122,7 +114,6 @@ pub(crate) const OF_THE_TESTS: Wanted = Wanted {
         "netcat-openbsd",
     ]],
     with_dependencies: true,
-    source: None,
 };
 
 /// Name of the record, in the folder of the files that it lists.
@@ -168,8 +159,7 @@ impl Inputs {
         };
         let inputs = Inputs { dir, record };
         let mut names = wanted.names();
-        let whole = names.all(|package| inputs.package(package).is_ok_and(|path| path.exists()))
-            && (wanted.source.is_none() || inputs.source().is_ok());
+        let whole = names.all(|package| inputs.package(package).is_ok_and(|path| path.exists()));
         Ok(whole.then_some(inputs))
     }
 
@@ -190,10 +180,6 @@ impl Inputs {
             apt.download(progress, &*task, names)
         }
         .map_err(InputsError::NotFetched)?;
-        if let Some(source) = wanted.source {
-            apt.download_source(progress, &*task, source)
-                .map_err(InputsError::NotFetched)?;
-        }
         let fetched = apt.finish()?;
         files::write(&fetched.join(RECORD), record_of(&fetched)?)?;
         let dir = wanted.dir()?;
@@ -235,34 +221,11 @@ impl Inputs {
         .ok_or_else(|| InputsError::NoPackage(name.to_owned()))
     }
 
-    /// Upstream's version of a binary package ("1.6.20" of "1.6.20~ds1-1+deb12u3").
-    pub(crate) fn upstream_version(&self, package: &str) -> Result<String, InputsError> {
+    /// Debian's version of a binary package.
+    pub(crate) fn version(&self, package: &str) -> Result<String, InputsError> {
         let path = self.package(package)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let version = name.split('_').nth(1).unwrap_or_default();
-        Ok(upstream(version).to_owned())
-    }
-
-    /// Upstream's source, Debian's part of the source package, and upstream's version.
-    pub(crate) fn source(&self) -> Result<(PathBuf, PathBuf, String), InputsError> {
-        let of_source = |file: &str| file.starts_with(KUBERNETES) && file.contains(".tar.");
-        let upstream_tar = self
-            .file(|file| of_source(file) && file.contains(".orig.tar."))
-            .ok_or(InputsError::NoSource("upstream's source"))?;
-        let debian_tar = self
-            .file(|file| of_source(file) && file.contains(".debian.tar."))
-            .ok_or(InputsError::NoSource("Debian's part of the source"))?;
-        let name = upstream_tar
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
-        let version = name
-            .split('_')
-            .nth(1)
-            .and_then(|rest| rest.split_once(".orig.tar."))
-            .map(|(version, _)| upstream(version).to_owned())
-            .ok_or_else(|| InputsError::NoVersion(name.into_owned()))?;
-        Ok((upstream_tar, debian_tar, version))
+        Ok(name.split('_').nth(1).unwrap_or_default().to_owned())
     }
 
     /// A hash of names and hashes of all files, for use in a key.
@@ -298,16 +261,6 @@ impl Wanted {
     }
 }
 
-/// The version without Debian's additions. "1.20.5+really1.20.2" is 1.20.2: the package was downgraded, its number
-/// could not be.
-fn upstream(version: &str) -> &str {
-    let version = match version.split_once("+really") {
-        Some((_, really)) => really,
-        None => version,
-    };
-    version.split(['~', '+', '-']).next().unwrap_or(version)
-}
-
 fn record_of(dir: &Path) -> Result<String, FileError> {
     let mut lines = Vec::new();
     for entry in files::entries(dir)? {
@@ -340,24 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_upstreams() {
-        for (debian, theirs) in [
-            ("1.20.5+really1.20.2", "1.20.2"),
-            ("1.6.20~ds1-1+deb12u3", "1.6.20"),
-            ("1.1.5+ds1-1+deb12u1", "1.1.5"),
-            ("9.1-1", "9.1"),
-        ] {
-            assert_eq!(upstream(debian), theirs);
-        }
-    }
-
-    #[test]
     fn files_are_found_by_package() {
         let inputs = inputs(&[
-            "containerd_1.6.20~ds1-1+deb12u3_amd64.deb",
-            "kubernetes_1.20.5+really1.20.2-1.1+deb12u1.debian.tar.xz",
-            "kubernetes_1.20.5+really1.20.2-1.1+deb12u1.dsc",
-            "kubernetes_1.20.5+really1.20.2.orig.tar.gz",
+            "iptables_1.8.9-2_amd64.deb",
             "libmount1_2.38.1-5+deb12u3_amd64.deb",
             "mount_2.38.1-5+deb12u3_amd64.deb",
         ]);
@@ -366,12 +304,8 @@ mod tests {
             path.file_name().unwrap().to_string_lossy().into_owned()
         };
         assert_eq!(name("mount"), "mount_2.38.1-5+deb12u3_amd64.deb");
-        assert_eq!(inputs.upstream_version("containerd").unwrap(), "1.6.20");
-        assert!(inputs.package("contain").is_err());
-        let (upstream, debian, version) = inputs.source().unwrap();
-        assert!(upstream.ends_with("kubernetes_1.20.5+really1.20.2.orig.tar.gz"));
-        assert!(debian.ends_with("kubernetes_1.20.5+really1.20.2-1.1+deb12u1.debian.tar.xz"));
-        assert_eq!(version, "1.20.2");
+        assert_eq!(inputs.version("iptables").unwrap(), "1.8.9-2");
+        assert!(inputs.package("ipt").is_err());
     }
 
     #[test]

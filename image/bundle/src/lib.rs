@@ -1,19 +1,17 @@
 //! The bundle: everything that a node needs to run containers and Kubernetes, cached by content.
 //!
 //! A bundle is a folder that becomes the extension `kubernetes` of an image; `docs/kubernetes.md` describes its
-//! content. Ours is made of Debian packages: Kubernetes is compiled from the source package (`compile`), everything
-//! else is used as Debian built it (`tree`). Debian's packages are signed, their sources and licences are known, and
-//! every machine that builds Hearth can fetch them. The price is the version: the last Kubernetes in Debian with its
-//! servers is 1.20. So a bundle is a plain folder with its versions written in it, and a newer one from elsewhere can
-//! replace ours with [`Bundle::read`]; the node chooses its flags by those versions.
+//! content. Kubernetes, containerd, runc and the network plugins are compiled from their Go modules
+//! (`image/programs`); what they call and Debian has in a supported release is Debian's ([`tree`]). A bundle is a plain
+//! folder with its versions written in it, so that one from elsewhere can replace ours ([`Bundle::read`]); the node
+//! checks those versions.
 //!
-//! The cache key covers everything that goes in: the names and hashes of the packages, the sources here, the C
-//! compiler, and the recipe's version. If the bundle of this key exists, nothing is fetched or compiled.
+//! The cache key covers everything that goes in: the compiled programs, the names and hashes of the packages, the
+//! sources here, the C compiler, and the recipe's version. If the bundle of this key exists, nothing is fetched or
+//! compiled.
 
-mod amend;
 mod bundle;
 mod compare;
-mod compile;
 pub mod conformance;
 mod entry;
 mod error;
@@ -24,9 +22,7 @@ mod packages;
 mod rootfs;
 mod tree;
 
-pub use amend::AmendError;
 pub use bundle::{Bundle, InvalidBundle, Versions};
-pub use compile::CompileError;
 pub use error::BuildError;
 pub use inputs::InputsError;
 pub use oci::ArchiveError;
@@ -36,15 +32,37 @@ pub use tree::TreeError;
 
 use std::path::{Path, PathBuf};
 
-use hearth_build::cache::{Builder, Cache};
+use hearth_build::cache::Cache;
 use hearth_build::command::Cmd;
-use hearth_build::files::{self, Log, failed};
+use hearth_build::files::failed;
 use hearth_build::progress::{Length, Progress};
+use hearth_programs::{
+    CNI, CONTAINERD, KUBERNETES, KUBERNETES_PREVIOUS, Module, ProgramsError, RUNC,
+};
 
-use entry::{KUBECTL, ROOT, compiler, folders, key};
+use entry::{ROOT, SBOM, compiler, folders, key};
 use inputs::{Inputs, KIND};
+use tree::Compiled;
 
-/// Fetches the newest point release of the packages, and with `tests` also of those for the conformance tests.
+/// Which minor version of Kubernetes a bundle has: one of those that the node supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Minor {
+    /// That of the images.
+    Shipped,
+    /// The one before it.
+    Previous,
+}
+
+impl Minor {
+    const fn module(self) -> &'static Module {
+        match self {
+            Minor::Shipped => &KUBERNETES,
+            Minor::Previous => &KUBERNETES_PREVIOUS,
+        }
+    }
+}
+
+/// Fetches the newest point release of Debian's packages, and with `tests` also of those for the conformance tests.
 pub fn update(progress: &dyn Progress, tests: bool) -> Result<(), BuildError> {
     let cache = Cache::of_user(KIND)?;
     let builder = cache.lock(progress)?;
@@ -55,18 +73,35 @@ pub fn update(progress: &dyn Progress, tests: bool) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Our bundle, built if it is not in the cache.
-pub fn ensure(progress: &dyn Progress) -> Result<Bundle, BuildError> {
+/// Our bundle, built if it is not in the cache. `programs`: the folder `image/programs` of the checkout.
+pub fn ensure(
+    progress: &dyn Progress,
+    programs: &Path,
+    minor: Minor,
+) -> Result<Bundle, BuildError> {
+    let compiled = compile(progress, programs, minor)?;
     let cache = Cache::of_user(KIND)?;
     let inputs = Inputs::ensure(progress, &cache, &inputs::OF_THE_BUNDLE)?;
-    let key = key(&inputs, &compiler(progress)?);
-    let entry = cache.ensure(progress, &key, |builder, scratch| {
-        progress.say("building the Kubernetes bundle (not in the cache); this takes minutes");
-        build(progress, &inputs, builder, scratch)
+    let key = key(&inputs, &compiled, &compiler(progress)?);
+    let entry = cache.ensure(progress, &key, |_, scratch| {
+        build(progress, &inputs, &compiled, scratch)
     })?;
     Ok(Bundle {
-        kubectl: Some(entry.join(KUBECTL)),
+        kubectl: Some(compiled.kubernetes.program("kubectl")),
+        sbom: Some(entry.join(SBOM)),
         ..entry::bundle(&entry)?
+    })
+}
+
+/// The programs that are compiled.
+fn compile(progress: &dyn Progress, programs: &Path, minor: Minor) -> Result<Compiled, BuildError> {
+    let modules = [&CNI, &CONTAINERD, minor.module(), &RUNC];
+    let [cni, containerd, kubernetes, runc] = hearth_programs::ensure(progress, programs, modules)?;
+    Ok(Compiled {
+        cni,
+        containerd,
+        kubernetes,
+        runc,
     })
 }
 
@@ -93,13 +128,29 @@ pub fn take_from_package(
     Ok(())
 }
 
-/// Builds our bundle again and compares the results, byte by byte.
-pub fn check(progress: &dyn Progress, bundle: &Bundle) -> Result<(), BuildError> {
+/// Builds our bundle again, the compiled programs included, and compares the results, byte by byte.
+pub fn check(
+    progress: &dyn Progress,
+    programs: &Path,
+    minor: Minor,
+    bundle: &Bundle,
+) -> Result<(), BuildError> {
+    let compiled = compile(progress, programs, minor)?;
+    hearth_programs::check(
+        progress,
+        programs,
+        &[
+            (&CNI, &compiled.cni),
+            (&CONTAINERD, &compiled.containerd),
+            (minor.module(), &compiled.kubernetes),
+            (&RUNC, &compiled.runc),
+        ],
+    )?;
     let cache = Cache::of_user(KIND)?;
     let builder = cache.lock(progress)?;
     let inputs = Inputs::of_the_bundle()?;
     let scratch = builder.scratch()?;
-    let again = build(progress, &inputs, &builder, scratch.path())?;
+    let again = build(progress, &inputs, &compiled, scratch.path())?;
     let mut different = Vec::new();
     compare::compare(
         &bundle.root,
@@ -107,11 +158,6 @@ pub fn check(progress: &dyn Progress, bundle: &Bundle) -> Result<(), BuildError>
         Path::new(""),
         &mut different,
     )?;
-    if let Some(kubectl) = &bundle.kubectl
-        && files::read(kubectl)? != files::read(&again.join(KUBECTL))?
-    {
-        different.push(KUBECTL.to_owned());
-    }
     if different.is_empty() {
         Ok(())
     } else {
@@ -119,26 +165,20 @@ pub fn check(progress: &dyn Progress, bundle: &Bundle) -> Result<(), BuildError>
     }
 }
 
-/// Builds an entry in `scratch`; returns its folder there.
+/// Lays out an entry in `scratch`; returns its folder there.
 fn build(
     progress: &dyn Progress,
     inputs: &Inputs,
-    builder: &Builder<'_>,
+    compiled: &Compiled,
     scratch: &Path,
 ) -> Result<PathBuf, BuildError> {
     inputs.verify()?;
-    let mut log = Log::create(builder.log())?;
-    let task = progress.start(
-        "building the Kubernetes bundle",
-        Length::Steps(compile::EXPECTED_PACKAGES),
-    );
-    let [source, stage, entry] = folders(scratch)?;
-    let built = compile::compile(progress, inputs, &source, &mut log, &*task)
-        .map_err(|source| BuildError::not_compiled(&log, source))?;
-    task.now("laying out the tree");
-    tree::lay_out(progress, inputs, &built, &stage, &entry.join(ROOT))?;
-    let kubectl = entry.join(KUBECTL);
-    std::fs::copy(&built.kubectl, &kubectl).map_err(failed("keep kubectl at", &kubectl))?;
+    let task = progress.start("laying out the Kubernetes bundle", Length::Moment);
+    let [stage, entry] = folders(scratch)?;
+    tree::lay_out(progress, inputs, compiled, &stage, &entry.join(ROOT))?;
+    tree::sbom(compiled, inputs)?
+        .write(&entry.join(SBOM))
+        .map_err(ProgramsError::from)?;
     task.done();
     Ok(entry)
 }

@@ -7,7 +7,7 @@ use hearth_build::command::{Cmd, CommandError};
 use hearth_build::files::{self, FileError, create_dir};
 use hearth_build::progress::Progress;
 
-use crate::inputs::{FOR_THE_NODE, Inputs, InputsError};
+use crate::inputs::{FOR_THE_NODE, Inputs, InputsError, PATCHELF};
 use crate::modes::copy;
 
 /// The mount path of the tree on every node; the programs contain it.
@@ -77,7 +77,7 @@ impl Packages {
             dir,
             libraries: BTreeMap::new(),
         };
-        for package in FOR_THE_NODE.into_iter().chain(["patchelf"]) {
+        for package in FOR_THE_NODE.into_iter().chain([PATCHELF]) {
             packages.add(progress, &inputs.package(package)?)?;
         }
         Ok(packages)

@@ -9,12 +9,12 @@
 //! Of a file, only bytes, mode and name reach the node; the bytes are Debian's or the compiler's, so the same inputs
 //! give the same tree.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hearth_build::files::{self, FileError, create_dir};
 use hearth_build::progress::Progress;
+use hearth_programs::{Built, Component, ProgramsError, Sbom};
 
-use crate::compile::{Built, PROGRAMS};
 use crate::inputs::{FOR_THE_NODE, Inputs, InputsError};
 use crate::modes::{copy, settle_modes};
 use crate::packages::{Packages, PackagesError};
@@ -32,6 +32,9 @@ pub enum TreeError {
     /// An image could not be made.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A bill of materials could not be read.
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
     /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -50,25 +53,16 @@ const fn program(package: &'static str, path: &'static str, to: &'static str) ->
     Program { package, path, to }
 }
 
-/// Every program except Kubernetes' own, and its callers.
-const FROM_PACKAGES: [Program; 14] = [
-    program("containerd", "usr/bin/containerd", "bin/containerd"),
-    // One per pod, started by containerd; it outlives containerd.
-    program(
-        "containerd",
-        "usr/bin/containerd-shim-runc-v2",
-        "bin/containerd-shim-runc-v2",
-    ),
-    program("runc", "usr/sbin/runc", "bin/runc"),
-    // For kube-proxy's services, the chains of the kubelet and portmap, and the node's masquerading. The legacy
-    // variant, because the kernel has its tables and not nftables.
+/// Every program of Debian, with what calls it.
+const FROM_PACKAGES: [Program; 7] = [
+    // For the chains of portmap, and the node's masquerading: the legacy variant, whose tables are the kernel's own.
     program(
         "iptables",
         "usr/sbin/xtables-legacy-multi",
         "bin/xtables-legacy-multi",
     ),
-    // kube-proxy deletes flows of UDP services whose endpoint is gone.
-    program("conntrack", "usr/sbin/conntrack", "bin/conntrack"),
+    // kube-proxy changes its rules for services with it.
+    program("nftables", "usr/sbin/nft", "bin/nft"),
     // The kubelet mounts volumes with these two.
     program("mount", "bin/mount", "bin/mount"),
     program("mount", "bin/umount", "bin/umount"),
@@ -77,44 +71,72 @@ const FROM_PACKAGES: [Program; 14] = [
     program("coreutils", "usr/bin/nice", "bin/nice"),
     program("coreutils", "usr/bin/du", "bin/du"),
     program("findutils", "usr/bin/find", "bin/find"),
-    // Network plugins: containerd calls loopback for every pod; the node's pod network uses the others.
-    program(
-        "containernetworking-plugins",
-        "usr/lib/cni/bridge",
-        "cni/bridge",
-    ),
-    program(
-        "containernetworking-plugins",
-        "usr/lib/cni/host-local",
-        "cni/host-local",
-    ),
-    program(
-        "containernetworking-plugins",
-        "usr/lib/cni/loopback",
-        "cni/loopback",
-    ),
-    program(
-        "containernetworking-plugins",
-        "usr/lib/cni/portmap",
-        "cni/portmap",
-    ),
 ];
 
-/// Other names of programs: (link, program), both in `bin`. No ip6tables: the kernel has no tables for it.
+/// Other names of programs: (link, program), both in `bin`. No ip6tables: pods have IPv4 addresses.
 const LINKS: [(&str, &str); 3] = [
     ("iptables", "xtables-legacy-multi"),
     ("iptables-restore", "xtables-legacy-multi"),
     ("iptables-save", "xtables-legacy-multi"),
 ];
 
-/// The file in `bin` with all Kubernetes programs.
+/// The file in `bin` with all Kubernetes programs, and the names that it is called by.
 const KUBERNETES: &str = "kubernetes";
+const CALLED: [&str; 5] = [
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+];
+
+/// Programs that are compiled, besides Kubernetes: containerd starts a shim for each pod, which outlives it, and calls
+/// loopback for every pod; the node's pod network uses the other plugins.
+const COMPILED: [&str; 7] = [
+    "bin/containerd",
+    "bin/containerd-shim-runc-v2",
+    "bin/runc",
+    "cni/bridge",
+    "cni/host-local",
+    "cni/loopback",
+    "cni/portmap",
+];
+
+/// The compiled programs of the bundle.
+pub(crate) struct Compiled {
+    pub(crate) cni: Built,
+    pub(crate) containerd: Built,
+    pub(crate) kubernetes: Built,
+    pub(crate) runc: Built,
+}
+
+impl Compiled {
+    /// All, with the names that they have in VERSION.
+    pub(crate) fn all(&self) -> [(&'static str, &Built); 4] {
+        [
+            ("cni", &self.cni),
+            ("containerd", &self.containerd),
+            ("kubernetes", &self.kubernetes),
+            ("runc", &self.runc),
+        ]
+    }
+
+    /// The file for this path in the tree.
+    fn file(&self, path: &str) -> PathBuf {
+        let (folder, name) = path.split_once('/').unwrap_or_default();
+        match (folder, name) {
+            ("cni", name) => self.cni.program(name),
+            (_, "runc") => self.runc.program(name),
+            (_, name) => self.containerd.program(name),
+        }
+    }
+}
 
 /// Lays the tree out in `root`, which must not exist; works in `scratch`, an empty folder.
 pub(crate) fn lay_out(
     progress: &dyn Progress,
     inputs: &Inputs,
-    built: &Built,
+    compiled: &Compiled,
     scratch: &Path,
     root: &Path,
 ) -> Result<(), TreeError> {
@@ -122,8 +144,14 @@ pub(crate) fn lay_out(
     for folder in ["bin", "cni", "lib/xtables", "images", "licences"] {
         create_dir(&root.join(folder))?;
     }
-    copy(&built.multicall, &root.join("bin").join(KUBERNETES))?;
-    for (link, target) in PROGRAMS
+    copy(
+        &compiled.kubernetes.program(KUBERNETES),
+        &root.join("bin").join(KUBERNETES),
+    )?;
+    for path in COMPILED {
+        copy(&compiled.file(path), &root.join(path))?;
+    }
+    for (link, target) in CALLED
         .map(|name| (name, KUBERNETES))
         .into_iter()
         .chain(LINKS)
@@ -139,15 +167,10 @@ pub(crate) fn lay_out(
     let extensions = packages.copy_iptables_extensions(root)?;
     packages.relocate(progress, root, dynamic, extensions)?;
     images(progress, &packages, scratch, root)?;
-    licences(&packages, built, root)?;
-    let (_, _, kubernetes) = inputs.source()?;
-    let version = format!(
-        "kubernetes {kubernetes}\ncontainerd {}\nrunc {}\ncni {}\n",
-        inputs.upstream_version("containerd")?,
-        inputs.upstream_version("runc")?,
-        inputs.upstream_version("containernetworking-plugins")?,
-    );
-    files::write(&root.join("VERSION"), version)?;
+    licences(&packages, compiled, root)?;
+    let versions = compiled.all();
+    let versions = versions.map(|(name, built)| format!("{name} {}\n", built.version));
+    files::write(&root.join("VERSION"), versions.concat())?;
     settle_modes(root)?;
     Ok(())
 }
@@ -175,16 +198,39 @@ fn images(
     )
 }
 
-/// Copies Debian's copyright file of every package whose files are in the tree; Kubernetes' own covers what it
-/// contains.
-fn licences(packages: &Packages, built: &Built, root: &Path) -> Result<(), FileError> {
+/// Copies the licences of what was compiled, and Debian's copyright file of every package whose files are in the tree.
+fn licences(packages: &Packages, compiled: &Compiled, root: &Path) -> Result<(), FileError> {
     let to = root.join("licences");
-    copy(&built.copyright, &to.join("kubernetes"))?;
+    for (name, built) in compiled.all() {
+        copy(&built.licences(), &to.join(name))?;
+    }
     for package in FOR_THE_NODE {
         let path = format!("usr/share/doc/{package}/copyright");
         copy(&packages.file(package, &path), &to.join(package))?;
     }
     Ok(())
+}
+
+/// What the tree consists of: the compiled programs with their modules, and Debian's packages.
+pub(crate) fn sbom(compiled: &Compiled, inputs: &Inputs) -> Result<Sbom, TreeError> {
+    let mut programs = Vec::new();
+    for (_, built) in compiled.all() {
+        programs.push(built.sbom()?);
+    }
+    let mut packages = Vec::new();
+    for package in FOR_THE_NODE {
+        let version = inputs.version(package)?;
+        packages.push(Component {
+            purl: format!("pkg:deb/debian/{package}@{version}?arch=amd64"),
+            name: package.to_owned(),
+            version,
+            // Debian describes a package's licences in its own words.
+            licence: format!("LicenseRef-debian-{package}"),
+            sum: String::new(),
+        });
+    }
+    let version = &compiled.kubernetes.version;
+    Ok(Sbom::of_whole("kubernetes", version, &programs, &packages))
 }
 
 #[cfg(test)]
@@ -204,13 +250,23 @@ mod tests {
         }
     }
 
+    /// In `image/programs/kubernetes`, which is compiled as it is.
+    #[test]
+    fn the_compiled_program_knows_every_name() {
+        let source = include_str!("../../programs/kubernetes/main.go");
+        for name in CALLED {
+            assert!(source.contains(&format!("\"{name}\":")), "{name}");
+        }
+    }
+
     #[test]
     fn what_a_bundle_must_have_is_laid_out() {
         let files = FROM_PACKAGES.iter().map(|program| program.to.to_owned());
         let links = LINKS.iter().map(|(link, _)| format!("bin/{link}"));
         let laid_out: BTreeSet<String> = files
             .chain(links)
-            .chain(PROGRAMS.map(|name| format!("bin/{name}")))
+            .chain(COMPILED.map(str::to_owned))
+            .chain(CALLED.map(|name| format!("bin/{name}")))
             .collect();
         for program in crate::bundle::PROGRAMS {
             assert!(laid_out.contains(program), "{program}");

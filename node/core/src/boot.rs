@@ -122,6 +122,7 @@ async fn core() -> Result<PowerRequest, Error> {
     group.make().and_then(|()| group.enter())?;
     let root = Root::system();
     root.ephemeral.make_directories()?;
+    write_etc()?;
     link_etc(&root)?;
     let image = Image::of_system()?;
     let log_tree = start_log();
@@ -178,6 +179,14 @@ async fn core() -> Result<PowerRequest, Error> {
             Ok(ending)
         }
     }
+}
+
+/// Writes the files of `/etc` that never change.
+fn write_etc() -> Result<(), files::FileError> {
+    for (path, content) in layout::ETC_FILES {
+        files::write_atomic(Path::new(path), content.as_bytes(), 0o644)?;
+    }
+    Ok(())
 }
 
 /// Links the files of `/etc` that change at run time to their targets in `/ephemeral`.

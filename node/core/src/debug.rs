@@ -105,6 +105,7 @@ impl NodeDebug for Debug {
             machine_id: read(self.root.ephemeral.machine_id()).trim().to_owned(),
             host_name: read("/proc/sys/kernel/hostname".into()).trim().to_owned(),
             resident_bytes: ["1", "self"].into_iter().map(resident).sum(),
+            used_bytes: used(&read("/proc/meminfo".into())),
         }))
     }
 
@@ -186,7 +187,17 @@ fn state(stat: &str) -> Option<char> {
 /// Resident memory of a process in bytes; 0 if it cannot be read.
 fn resident(process: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    bytes(&status, "VmRSS:")
+}
+
+/// The memory of the machine that is in use, in bytes, by `/proc/meminfo`.
+fn used(meminfo: &str) -> u64 {
+    bytes(meminfo, "MemTotal:").saturating_sub(bytes(meminfo, "MemAvailable:"))
+}
+
+/// A number of a file in `/proc` that has one with its unit, kB, on each line; 0 if it is not there.
+fn bytes(file: &str, name: &str) -> u64 {
+    let line = file.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }

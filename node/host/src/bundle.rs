@@ -7,9 +7,11 @@
 //! images/          container images, as archives
 //! ```
 //!
-//! The extension determines the versions, not this binary. The arguments of a program depend on its
-//! version. All such dependence is in one table ([`Flag`]), so that a newer bundle needs changes
-//! only there.
+//! The extension determines the versions, not this binary. Flags and configuration files come and go
+//! with the minor versions of a program, and one that is not supported makes it exit. So the node
+//! states which minor versions it knows ([`SUPPORTED`]): the one that is shipped, and the one before
+//! it, from which clusters are updated. It refuses others, with both versions in the message. What
+//! differs between the two would be in this table as well; at present nothing that the node uses does.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -20,6 +22,22 @@ use crate::layout;
 
 /// Larger files are rejected.
 const MAX_VERSION_FILE_SIZE: u64 = 4096;
+
+/// The minor versions of which the node knows the flags and the configuration: the first and the last.
+const SUPPORTED: [(&str, Minor, Minor); 2] = [
+    ("kubernetes", Minor(1, 36), Minor(1, 37)),
+    ("containerd", Minor(2, 3), Minor(2, 4)),
+];
+
+/// A minor version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Minor(u32, u32);
+
+impl fmt::Display for Minor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
 
 /// Why an extension cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +67,20 @@ pub enum BundleError {
         /// The program.
         program: &'static str,
     },
+    /// The node does not know this version.
+    #[error("{path}: expected {program} {oldest} or {newest}, found {found}")]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The program.
+        program: &'static str,
+        /// The oldest version that the node knows.
+        oldest: Minor,
+        /// The newest version that the node knows.
+        newest: Minor,
+        /// The version of the extension.
+        found: Version,
+    },
 }
 
 /// The version of a program. The order is that of the releases.
@@ -63,7 +95,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Parses `1.20.2`, with or without a leading `v`; a suffix after the third number (`-rc.1`,
+    /// Parses `1.37.2`, with or without a leading `v`; a suffix after the third number (`-rc.1`,
     /// `+debian`) is ignored.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');
@@ -83,32 +115,6 @@ impl Version {
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
-/// Flags and fields that not every version of Kubernetes supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flag {
-    /// `--port=0` of controller-manager and scheduler: disables plain HTTP.
-    ManagerInsecurePort,
-    /// `--insecure-port=0` of the API server: disables plain HTTP.
-    ApiserverInsecurePort,
-    /// `--container-runtime=remote` of the kubelet: older versions have another runtime.
-    KubeletContainerRuntime,
-    /// `containerRuntimeEndpoint` in the kubelet's configuration file instead of a flag.
-    KubeletRuntimeEndpointInFile,
-}
-
-impl Flag {
-    /// The minor versions of Kubernetes 1 that support it: the first one, and the first one that no
-    /// longer does.
-    const fn between(self) -> (u32, u32) {
-        match self {
-            Self::ManagerInsecurePort => (0, 24),
-            Self::ApiserverInsecurePort => (0, 24),
-            Self::KubeletContainerRuntime => (0, 27),
-            Self::KubeletRuntimeEndpointInFile => (27, u32::MAX),
-        }
     }
 }
 
@@ -158,8 +164,6 @@ impl Binary {
 #[derive(Clone, Debug)]
 pub struct Bundle {
     root: layout::Bundle,
-    kubernetes: Version,
-    containerd: Version,
 }
 
 impl Bundle {
@@ -174,37 +178,22 @@ impl Bundle {
             path: path.clone(),
             line: line.chars().take(80).collect(),
         })?;
-        let of = |program: &'static str| {
+        for (program, oldest, newest) in SUPPORTED {
             let found = versions.iter().find(|(name, _)| *name == program);
-            found
-                .map(|(_, version)| *version)
-                .ok_or_else(|| BundleError::NoVersion {
-                    path: path.clone(),
+            let Some(&(_, found)) = found else {
+                return Err(BundleError::NoVersion { path, program });
+            };
+            if !(oldest..=newest).contains(&Minor(found.major, found.minor)) {
+                return Err(BundleError::Unsupported {
+                    path,
                     program,
-                })
-        };
-        Ok(Self {
-            kubernetes: of("kubernetes")?,
-            containerd: of("containerd")?,
-            root,
-        })
-    }
-
-    /// The version of Kubernetes: the API server, the controller manager, the scheduler, the
-    /// kubelet and kube-proxy.
-    pub const fn kubernetes(&self) -> Version {
-        self.kubernetes
-    }
-
-    /// The version of containerd.
-    pub const fn containerd(&self) -> Version {
-        self.containerd
-    }
-
-    /// Whether this version of Kubernetes supports the flag.
-    pub const fn has(&self, flag: Flag) -> bool {
-        let (first, end) = flag.between();
-        self.kubernetes.major == 1 && first <= self.kubernetes.minor && self.kubernetes.minor < end
+                    oldest,
+                    newest,
+                    found,
+                });
+            }
+        }
+        Ok(Self { root })
     }
 
     /// The path of a program.
@@ -277,25 +266,41 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_what_the_extension_says() {
-        let bundle = bundle("kubernetes 1.20.2\ncontainerd v1.6.20~ds1\nrunc 1.1.5\n").unwrap();
-        assert_eq!(bundle.kubernetes().to_string(), "1.20.2");
-        assert_eq!(bundle.containerd().to_string(), "1.6.20");
-        assert!(bundle.has(Flag::ManagerInsecurePort));
-        assert!(!bundle.has(Flag::KubeletRuntimeEndpointInFile));
-    }
-
-    #[test]
-    fn a_newer_kubernetes_is_told_other_things() {
-        let bundle = bundle("kubernetes v1.30.1\ncontainerd 2.0.0").unwrap();
-        assert!(!bundle.has(Flag::ManagerInsecurePort));
-        assert!(bundle.has(Flag::KubeletRuntimeEndpointInFile));
-        assert!(bundle.kubernetes() > Version::parse("1.9.30").unwrap());
+    fn the_shipped_minor_version_and_the_one_before_are_supported() {
+        for (kubernetes, containerd) in [
+            ("1.37.2", "2.4.2"),
+            ("v1.36.0", "v2.3.7"),
+            ("1.37.0-rc.1", "2.4.0+build"),
+        ] {
+            let text = format!("kubernetes {kubernetes}\ncontainerd {containerd}\nrunc 1.5.2\n");
+            bundle(&text).unwrap();
+        }
+        for (kubernetes, containerd, expected) in [
+            (
+                "1.20.2",
+                "2.4.2",
+                "expected kubernetes 1.36 or 1.37, found 1.20.2",
+            ),
+            (
+                "1.38.0",
+                "2.4.2",
+                "expected kubernetes 1.36 or 1.37, found 1.38.0",
+            ),
+            (
+                "1.37.2",
+                "1.7.0",
+                "expected containerd 2.3 or 2.4, found 1.7.0",
+            ),
+        ] {
+            let text = format!("kubernetes {kubernetes}\ncontainerd {containerd}\n");
+            let error = bundle(&text).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
+        }
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        let error = bundle("containerd 1.6.20\n").unwrap_err();
+        let error = bundle("containerd 2.4.2\n").unwrap_err();
         assert!(error.to_string().ends_with("no version of kubernetes"));
         let error = bundle("kubernetes 1.x\n").unwrap_err();
         assert!(error.to_string().contains("kubernetes 1.x"), "{error}");
@@ -306,7 +311,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(
             directory.path().join("VERSION"),
-            "kubernetes 1.20.2\ncontainerd 1.6.20\n",
+            "kubernetes 1.37.2\ncontainerd 2.4.2\n",
         )
         .unwrap();
         let bundle = Bundle::open(directory.path()).unwrap();

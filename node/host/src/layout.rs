@@ -37,6 +37,13 @@ pub fn etc_links(ephemeral: &Ephemeral) -> [(&'static str, PathBuf); 3] {
     ]
 }
 
+/// Files of `/etc` that bundled programs read and that never change. The kubelet finds out in them for which user IDs
+/// pods with a user namespace have room: there is one user.
+pub const ETC_FILES: [(&str, &str); 2] = [
+    ("/etc/group", "root:x:0:\n"),
+    ("/etc/passwd", "root:x:0:0:root:/:/\n"),
+];
+
 /// Paths that container programs have compiled in, and the targets of their symbolic links.
 pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
     let kept = root.data.kubernetes();
@@ -257,6 +264,11 @@ impl Etcd {
     /// member.
     pub fn log(&self) -> PathBuf {
         self.data().join("member").join("wal")
+    }
+
+    /// The minor version of etcd that made the data directory: a line of text.
+    pub fn store_version(&self) -> PathBuf {
+        self.path.join("store-version")
     }
 
     /// The etcd member as which the node joins or has joined: a `StoredMember`. The node that
@@ -510,6 +522,16 @@ impl EphemeralController {
     /// The certificate of Kubernetes' CA.
     pub fn ca(&self) -> PathBuf {
         self.path.join("ca")
+    }
+
+    /// How the API server authenticates its clients.
+    pub fn authentication(&self) -> PathBuf {
+        self.path.join("authentication")
+    }
+
+    /// How the API server authorizes its clients.
+    pub fn authorization(&self) -> PathBuf {
+        self.path.join("authorization")
     }
 
     /// The certificate of the front-proxy CA.

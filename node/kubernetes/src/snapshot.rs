@@ -1,6 +1,5 @@
 //! Compares command lines and configuration files of programs with the committed snapshots in
-//! `snapshot/`: one file for each program, for the oldest version in [`KUBERNETES`]. For newer
-//! versions the tests list the lines that differ, so a change affects one file only.
+//! `snapshot/`: one file for each program, for both versions in [`KUBERNETES`].
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +11,8 @@ use tempfile::TempDir;
 
 use super::program::Program;
 
-/// Versions from which on flags differ from those of earlier versions.
-pub(crate) const KUBERNETES: [&str; 3] = ["1.20.2", "1.24.0", "1.27.0"];
+/// The versions that the node supports.
+pub(crate) const KUBERNETES: [&str; 2] = ["1.36.3", "1.37.2"];
 
 /// A bundle without programs.
 pub(crate) struct EmptyBundle {
@@ -30,7 +29,7 @@ impl EmptyBundle {
     /// The same, with files that `make` creates.
     pub(crate) fn with(kubernetes: &str, make: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let versions = format!("kubernetes {kubernetes}\ncontainerd 1.6.20\n");
+        let versions = format!("kubernetes {kubernetes}\ncontainerd 2.4.2\n");
         fs::write(directory.path().join("VERSION"), versions).unwrap();
         make(directory.path());
         let bundle = Bundle::open(directory.path()).unwrap();

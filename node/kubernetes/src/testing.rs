@@ -2,7 +2,7 @@
 //! controller-manager of a bundle.
 //!
 //! The bundle is that in `HEARTH_KUBERNETES_BUNDLE`, or at the path where a node has it, or the
-//! newest one in the cache of `cargo xtask kubernetes`. Without a bundle, tests that need it are
+//! newest one in the cache of `cargo xtask bundle`. Without a bundle, tests that need it are
 //! skipped, with a message. If `HEARTH_KUBERNETES_BUNDLE` is not a valid bundle, tests fail,
 //! because then they were expected to run.
 
@@ -17,6 +17,7 @@ use hearth_api::identity::NodeId;
 use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, kubernetes_authorities};
+use hearth_host::bundle::Bundle;
 use hearth_host::pki;
 use hearth_host::pki::kubernetes::{Authorities, Certificate, KeyAndCertificate};
 use hearth_kubernetes_api::Client;
@@ -67,13 +68,14 @@ pub(crate) fn bundle_or_skip() -> Option<PathBuf> {
         None => found_bundle(),
     };
     if root.is_none() {
-        skipped("this requires a Kubernetes bundle: cargo xtask kubernetes");
+        skipped("this requires a Kubernetes bundle: cargo xtask bundle");
     }
     root
 }
 
+/// The folder, if it is a bundle of a supported version.
 fn known(root: PathBuf) -> Option<PathBuf> {
-    let is_bundle = root.join("bin/kube-apiserver").exists();
+    let is_bundle = root.join("bin/kube-apiserver").exists() && Bundle::open(&root).is_ok();
     is_bundle.then_some(root)
 }
 
@@ -215,7 +217,6 @@ impl Cluster {
             ("bind-address", "127.0.0.1".into()),
             ("advertise-address", "192.0.2.7".into()),
             ("secure-port", self.port.to_string()),
-            ("insecure-port", "0".into()),
             ("service-cluster-ip-range", SERVICE_NETWORK.into()),
             ("endpoint-reconciler-type", "none".into()),
             ("service-account-issuer", issuer.into()),
@@ -277,13 +278,13 @@ impl Cluster {
         ));
         command.arg(format!("--root-ca-file={}", self.file("ca").display()));
         for flag in [
-            "--port=0",
             "--secure-port=0",
             "--leader-elect=false",
             "--authentication-skip-lookup=true",
             // Its own user does not have the permissions of its controllers.
             "--use-service-account-credentials=true",
-            "--controllers=persistentvolume-binder,pv-protection,pvc-protection,serviceaccount-token",
+            "--controllers=persistentvolume-binder-controller,persistentvolume-protection-controller,\
+             persistentvolumeclaim-protection-controller,serviceaccount-token-controller",
         ] {
             command.arg(flag);
         }
@@ -302,5 +303,10 @@ fn a_folder_that_is_named_and_is_no_bundle_is_refused() {
     );
     fs::create_dir(directory.path().join("bin")).unwrap();
     fs::write(directory.path().join("bin/kube-apiserver"), "").unwrap();
+    // Of a version that the node does not know.
+    let versions = |text| fs::write(directory.path().join("VERSION"), text).unwrap();
+    versions("kubernetes 1.20.2\ncontainerd 1.6.20\n");
+    assert!(named().is_err());
+    versions("kubernetes 1.37.2\ncontainerd 2.4.2\n");
     assert_eq!(named().unwrap(), directory.path());
 }

@@ -34,7 +34,7 @@ pub(super) struct Fake {
 pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
     let bundle = directory.path().join("bundle");
     fs::create_dir(&bundle).unwrap();
-    let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+    let versions = "kubernetes 1.37.2\ncontainerd 2.4.2\n";
     fs::write(bundle.join("VERSION"), versions).unwrap();
     Extensions::none().with(names::EXTENSION_KUBERNETES, bundle)
 }

@@ -5,9 +5,12 @@
 use anyhow::{Context, bail, ensure};
 use hearth_api::names;
 use hearth_api::v1::{ClusterState, UpdateNodeRolesRequest};
+use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
+use hearth_qemu::command::CommandLine;
 use hearth_tests::kubernetes::{VOLUME, condition, items, name};
-use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
+use serde_json::{Value, json};
 
 fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesRequest {
     UpdateNodeRolesRequest {
@@ -45,8 +48,10 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
     ensure!(said.await?.trim() == "server");
 
+    kernel_serves_pods(&kubernetes, &node).await?;
+
     cluster.set_roles(1, roles(None, Some(false))).await?;
-    let none = |nodes: &serde_json::Value| items(nodes).is_empty();
+    let none = |nodes: &Value| items(nodes).is_empty();
     kubernetes
         .until("no node", bounds::WORKLOAD, &["nodes"], none)
         .await?;
@@ -57,6 +62,84 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     kubernetes.probe("later", &node).await?;
     let ip = kubernetes.service("later").await?;
     kubernetes.reaches("later", &ip, "later").await?;
+    cluster.node(1).power_off().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// Prints what a privileged pod misses of the kernel, a line each, and the errors.
+const MISSING: &str = "exec 2>&1
+for name in fuse nfs4 ext4 iso9660; do grep -qw $name /proc/filesystems || echo $name; done
+for device in net/tun fuse nbd0; do test -e /dev/$device || echo $device; done
+for kind in dummy bridge; do ip link add new type $kind && ip link del new || echo $kind; done
+ip link add link eth0 name new type macvlan && ip link del new || echo macvlan
+mkdir -p /mnt && mount -t tmpfs none /mnt || echo tmpfs";
+
+/// Pods that ask for them get a user namespace, and what the kernel has for volumes and networks.
+async fn kernel_serves_pods(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let apart = |spec: &mut Value| spec["hostUsers"] = false.into();
+    kubernetes.probe_as("apart", node, apart).await?;
+    let map = kubernetes.kubectl(&["exec", "apart", "--", "cat", "/proc/self/uid_map"]);
+    let map = map.await?;
+    let [inside, outside, _length] = map.split_whitespace().collect::<Vec<_>>()[..] else {
+        bail!("{map:?}");
+    };
+    ensure!(inside == "0" && outside != "0", "root is {map:?}");
+
+    let privileged = |spec: &mut Value| {
+        spec["containers"][0]["securityContext"] = json!({ "privileged": true });
+    };
+    kubernetes.probe_as("privileged", node, privileged).await?;
+    let words = ["exec", "privileged", "--", "sh", "-c", MISSING];
+    let missing = kubernetes.kubectl(&words).await?;
+    ensure!(missing.is_empty(), "missing: {missing}");
+    for pod in ["apart", "privileged"] {
+        kubernetes
+            .kubectl(&["delete", "pod", pod, "--wait=false"])
+            .await?;
+    }
+    Ok(())
+}
+
+/// The minor version before that of the images: the bundle and the image are made as users do it.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn the_previous_minor_version_runs_a_pod() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let xtask = &test.artifacts().xtask;
+    let mut bundle = CommandLine::new(xtask);
+    bundle.arg("bundle").arg("--previous");
+    let bundle = tool::run(&bundle).await?;
+    let root = bundle.lines().next().context("no path of a bundle")?;
+    let disk = test.folder().join("hearth.img");
+    let mut image = CommandLine::new(xtask);
+    image
+        .arg("image")
+        .option("--extension", format!("kubernetes={root}"))
+        .option("--output", &disk);
+    tool::run(&image).await?;
+    let image = Image {
+        disk,
+        ..test.artifacts().release.clone()
+    };
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| {
+        Ok(plan.kubernetes()?.image(image.clone()).uefi())
+    })
+    .await?;
+    let node = cluster.node(1).id().to_owned();
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.ready(&[&node]).await?;
+    let object = kubernetes.get(&["node", &node]).await?;
+    let kubelet = &object["status"]["nodeInfo"]["kubeletVersion"];
+    let shipped = kubernetes.kubectl(&["version", "--client"]).await?;
+    let is_shipped = kubelet.as_str().is_some_and(|old| shipped.contains(old));
+    ensure!(!is_shipped, "kubelet {kubelet} is the shipped one");
+    kubernetes.probe("server", &node).await?;
+    let ip = kubernetes.service("server").await?;
+    kubernetes.probe("client", &node).await?;
+    for host in [&ip[..], "server"] {
+        kubernetes.reaches("client", host, "server").await?;
+    }
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()

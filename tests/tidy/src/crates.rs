@@ -32,7 +32,8 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-ctl", "api", ""),
     ("hearth-image", "", ""),
     ("hearth-build", "", ""),
-    ("hearth-bundle", "build", ""),
+    ("hearth-programs", "build", ""),
+    ("hearth-bundle", "build programs", ""),
     // The page about hardware says which drivers our machines have booted.
     ("hearth-kernel", "build", "qemu"),
     ("hearth-extension", "api build image", ""),
@@ -44,7 +45,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-tests", "api lab qemu", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
-    ("xtask", "api build bundle extension firmware image kernel lab qemu runner tidy", ""),
+    ("xtask", "api build bundle extension firmware image kernel lab programs qemu runner tidy", ""),
 ];
 
 /// Our crates.

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use super::{Records, ratio};
 use crate::command::Cmd;
 use crate::image::build_curator_host;
-use crate::target;
+use crate::setup::{self, Needs};
 use crate::ui::Ui;
+use crate::{programs, target};
 
 /// Numbers of simulated nodes, the small one first.
 const CROWDS: [u32; 2] = [1000, 5000];
@@ -31,8 +32,11 @@ struct Line {
 
 /// Measures `rounds` rounds of the rates, and each number of nodes once.
 pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Result<()> {
+    setup::ensure(ui, Needs::NODE)?;
     let folder = target::folder("bench")?;
     let program = build_curator_host(ui, &folder.join("curator-host"))?;
+    // The program finds it by itself.
+    programs::etcd(ui)?;
     let rounds = rounds.unwrap_or(5).to_string();
     let task = ui.counted_task("measuring the curator", 1 + CROWDS.len() as u64);
     task.now("rates");

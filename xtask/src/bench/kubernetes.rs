@@ -26,7 +26,7 @@ use crate::image::{self, Flavour};
 use crate::run::kubectl;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
-use crate::{hearthctl, kubernetes, target};
+use crate::{bundle, hearthctl, target};
 
 /// Measures.
 pub(super) fn measure(
@@ -36,7 +36,7 @@ pub(super) fn measure(
     records: &mut Records,
 ) -> Result<()> {
     setup::ensure(ui, Needs::RUN)?;
-    let bundle = kubernetes::ensure(ui, None)?;
+    let bundle = bundle::ensure(ui, None)?;
     let extension = [image::of_bundle(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;
     let folder = target::folder("bench")?;
@@ -88,9 +88,11 @@ fn record(all: &[Measured], records: &mut Records) {
     records.add("kubernetes.pod_seconds_script", "s", &script);
     let ratios = ratio(&pod, &script);
     records.add("kubernetes.pod_ratio_script", "ratio", &ratios);
-    let resident = all.iter().flat_map(|m| m.node.resident.iter().copied());
-    let resident: Vec<f64> = resident.collect();
+    let samples = || all.iter().flat_map(|m| &m.node.memory);
+    let resident: Vec<f64> = samples().map(|memory| memory.resident).collect();
     records.add("kubernetes.hearth_resident_bytes", "bytes", &resident);
+    let used: Vec<f64> = samples().map(|memory| memory.used).collect();
+    records.add("kubernetes.memory_used_bytes", "bytes", &used);
 }
 
 /// The size on disk is that of the release image.

@@ -160,7 +160,7 @@ mod tests {
             "                           n      min   median      max  unit   promised\n\
              a                          1  1000000  1000000  1000000  bytes\n\
              size.uki_bytes             1  1000000  1000000  1000000  bytes  ≤ 27000000  met\n\
-             boot.uefi.home_ratio_bare  3    1.000    1.400    2.000  ratio  ≤ 1.3  NOT met\n"
+             boot.uefi.home_ratio_bare  3    1.000    1.400    2.000  ratio  ≤ 1.15  NOT met\n"
         );
     }
 }

@@ -10,7 +10,7 @@ use hearth_api::names;
 use hearth_extension::Extension;
 use hearth_image::output::write_if_changed;
 
-use crate::kubernetes::{self, Bundle};
+use crate::bundle::{self, Bundle};
 use crate::target;
 use crate::ui::Ui;
 
@@ -47,7 +47,7 @@ impl Request {
         match &self.folder {
             // An incomplete bundle is refused here, not by the node.
             folder if self.name() == names::EXTENSION_KUBERNETES => {
-                let bundle = kubernetes::ensure(ui, folder.as_deref())?;
+                let bundle = bundle::ensure(ui, folder.as_deref())?;
                 Ok(Extension::ensure(ui, &self.name, &bundle.root)?)
             }
             Some(folder) => Ok(Extension::ensure(ui, &self.name, folder)?),

@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn versions_are_found() {
         assert_eq!(
-            version_in("etcd Version: 3.4.23\nGit SHA: x1.2\n").unwrap(),
-            "3.4.23"
+            version_in("etcd Version: 3.7.3\nGit SHA: x1.2\n").unwrap(),
+            "3.7.3"
         );
         assert_eq!(version_in("mkfs.xfs version 6.1.0\n").unwrap(), "6.1.0");
         assert!(version_in("none here").is_err());

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use hearth_qemu::artifacts;
 
 use super::selection::Selection;
+use crate::bundle::{self, Bundle};
 use crate::image::{self, Artifacts, Flavour, to_boot};
-use crate::kubernetes::{self, Bundle};
 use crate::ui::Ui;
 use crate::{hearthctl, program, target};
 
@@ -32,7 +32,7 @@ impl Kubernetes {
         if !conformance && !has(KUBERNETES) {
             return Ok(None);
         }
-        let bundle = kubernetes::ensure(ui, None)?;
+        let bundle = bundle::ensure(ui, None)?;
         if !conformance {
             let conformance = None;
             return Ok(Some(Kubernetes {
@@ -40,7 +40,7 @@ impl Kubernetes {
                 conformance,
             }));
         }
-        let tests = kubernetes::conformance::ensure(ui, &bundle)?;
+        let tests = bundle::ensure_conformance(ui, &bundle)?;
         Ok(Some(Kubernetes {
             bundle: tests.bundle,
             conformance: Some(tests.program),

@@ -3,23 +3,24 @@
 //! | image | upstream's | ours |
 //! |---|---|---|
 //! | `agnhost` | a multi-purpose test program, with curl, nc and dig on Alpine | the same program, compiled; Debian's curl, nc and dig beside Debian's busybox |
-//! | `jessie-dnsutils` | Debian 8 with dig | the same image as `agnhost` |
-//! | `httpd`, `nginx` | the servers | busybox httpd; no case needs more of them than a page at port 80, and Apache's path of it |
-//! | `nautilus` | a page with the name of its picture | the same image as those |
+//! | `glibc-dns-testing` | Debian with dig | the same image as `agnhost` |
+//! | `nginx` | the server | busybox httpd; no case needs more of it than a page at port 80, and the path of it |
+//! | `nautilus`, `kitten` | a page with the name of its picture | the same image as that |
 //! | `nonewprivs` | a setuid root program that prints its user | the same program, compiled |
-//! | `busybox` | busybox 1.29 | Debian's, newer |
+//! | `busybox` | busybox 1.37 | Debian's, older |
 //! | `pause` | the sandbox process of a pod | the bundle's own |
 //!
 //! If a case calls a program by a name that busybox has, too, the shell is Debian's `dash`: Debian's busybox calls its
 //! own applets before it searches PATH.
 //!
-//! Two versions of `httpd` and of `nginx` are used, where a case updates one to the other. Here they are one image
-//! under four names, which makes no difference to a cluster.
+//! Two versions of `nginx` and of `agnhost` are used, where a case updates one to the other. Here they are one image
+//! under several names, which makes no difference to a cluster.
 
 use std::path::{Path, PathBuf};
 
 use hearth_build::files::{self, FileError, create_dir, failed, set_mode, write};
 use hearth_build::progress::Progress;
+use hearth_programs::Built;
 use serde_json::{Value, json};
 
 use crate::modes::copy;
@@ -27,17 +28,18 @@ use crate::oci;
 use crate::packages::Packages;
 use crate::rootfs::{self, ImageError, settle};
 
-const AGNHOST: [&str; 2] = [
-    "k8s.gcr.io/e2e-test-images/agnhost:2.21",
-    "gcr.io/kubernetes-e2e-test-images/jessie-dnsutils:1.0",
+// The versions are those of `test/utils/image/manifest.go` in the module.
+const AGNHOST: [&str; 3] = [
+    "registry.k8s.io/e2e-test-images/agnhost:2.66.1",
+    "registry.k8s.io/e2e-test-images/agnhost:2.55",
+    "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.1.1",
 ];
 
-const WEB_SERVER: [&str; 5] = [
-    "docker.io/library/httpd:2.4.38-alpine",
-    "docker.io/library/httpd:2.4.39-alpine",
-    "docker.io/library/nginx:1.14-alpine",
-    "docker.io/library/nginx:1.15-alpine",
-    "gcr.io/kubernetes-e2e-test-images/nautilus:1.0",
+const WEB_SERVER: [&str; 4] = [
+    "registry.k8s.io/e2e-test-images/nginx:1.27.0-2",
+    "registry.k8s.io/e2e-test-images/nginx:1.28.0-2",
+    "registry.k8s.io/e2e-test-images/nautilus:1.8",
+    "registry.k8s.io/e2e-test-images/kitten:1.8",
 ];
 
 /// PATH in upstream's images.
@@ -46,8 +48,8 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 /// First in [`PATH`], before busybox's own programs.
 const FIRST: &str = "usr/local/bin";
 
-/// The folder of pages in upstream's `httpd`: a case moves one away by name.
-const PAGES: &str = "usr/local/apache2/htdocs";
+/// The folder of the web server's pages.
+const PAGES: &str = "www";
 
 /// Busybox's mv does not report what it moves and has no `-v`, which a case uses.
 const MV: &str = "#!/bin/sh\n[ \"$1\" = -v ] && shift\nexec busybox mv \"$@\"\n";
@@ -70,7 +72,7 @@ const TOOLS: [Tool; 5] = [
 pub(super) fn make(
     progress: &dyn Progress,
     packages: &Packages,
-    compiled: &Path,
+    compiled: &Built,
     stage: &Path,
     to: &Path,
 ) -> Result<(), ImageError> {
@@ -83,13 +85,13 @@ pub(super) fn make(
     };
     rootfs::pause_image(
         progress,
-        "k8s.gcr.io/pause:3.2",
+        "registry.k8s.io/pause:3.10.2",
         &stage.join("pause"),
         &to.join("e2e-pause.tar"),
     )?;
     work.image(
         "busybox",
-        &["docker.io/library/busybox:1.29"],
+        &["registry.k8s.io/e2e-test-images/busybox:1.37.0-2"],
         json!({ "Cmd": ["sh"] }),
         |_| Ok(()),
     )?;
@@ -114,7 +116,7 @@ pub(super) fn make(
 struct Work<'a> {
     progress: &'a dyn Progress,
     packages: &'a Packages,
-    compiled: &'a Path,
+    compiled: &'a Built,
     stage: &'a Path,
     to: &'a Path,
 }
@@ -143,7 +145,7 @@ impl Work<'_> {
         set_mode(&program, 0o4755)?;
         self.write(
             "nonewprivs",
-            &["gcr.io/kubernetes-e2e-test-images/nonewprivs:1.0"],
+            &["registry.k8s.io/e2e-test-images/nonewprivs:1.4"],
             json!({ "Cmd": ["nnp"] }),
         )
     }
@@ -176,6 +178,7 @@ impl Work<'_> {
             self.compiled(file, &rootfs.join(file))?;
         }
         files::link("agnhost", &rootfs.join("agnhost-2"))?;
+        write(&rootfs.join(FIRST).join("mv"), MV.as_bytes())?;
         // Without this file the C library asks the DNS server only.
         write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
         self.tools(&TOOLS, rootfs)
@@ -198,7 +201,7 @@ impl Work<'_> {
     }
 
     fn compiled(&self, file: &str, to: &Path) -> Result<(), FileError> {
-        copy(&self.compiled.join(file), to)
+        copy(&self.compiled.program(file), to)
     }
 }
 
@@ -208,7 +211,6 @@ fn web_server(rootfs: &Path) -> Result<(), FileError> {
     create_dir(&pages)?;
     write(&pages.join("index.html"), b"It works.\n")?;
     write(&pages.join("data.json"), br#"{"image": "nautilus.jpg"}"#)?;
-    write(&rootfs.join(FIRST).join("mv"), MV.as_bytes())?;
     let serve = rootfs::serve(80, &format!("/{PAGES}"));
     write(&rootfs.join("bin/serve"), serve.as_bytes())
 }

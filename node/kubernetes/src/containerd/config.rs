@@ -30,15 +30,17 @@ pub(crate) struct Config<'a> {
     pub group: &'a str,
 }
 
-/// Built-in plugins that a node does not need: snapshotters of other file systems, installation of
-/// programs, tracing. (The runtime plugin v1 is not disabled, because the tasks service requires
-/// it.)
-const DISABLED: [&str; 8] = [
-    "io.containerd.snapshotter.v1.aufs",
-    "io.containerd.snapshotter.v1.btrfs",
-    "io.containerd.snapshotter.v1.devmapper",
+/// The parts of containerd that serve the kubelet: images, containers, and the server of both.
+const IMAGES: &str = r#"plugins."io.containerd.cri.v1.images""#;
+const RUNTIME: &str = r#"plugins."io.containerd.cri.v1.runtime""#;
+const SERVER: &str = r#"plugins."io.containerd.grpc.v1.cri""#;
+
+/// Built-in plugins that a node does not need: other ways to keep images, installation of programs,
+/// tracing. Snapshotters of other file systems are not compiled in.
+const DISABLED: [&str; 6] = [
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.snapshotter.v1.erofs",
     "io.containerd.snapshotter.v1.native",
-    "io.containerd.snapshotter.v1.zfs",
     "io.containerd.internal.v1.opt",
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
@@ -48,7 +50,8 @@ impl Config<'_> {
     /// The file's content.
     pub(crate) fn to_toml(&self) -> String {
         let mut file = Toml::default();
-        file.number("version", 2)
+        // The newest version that both supported minor versions of containerd read.
+        file.number("version", 3)
             .path("root", self.root)
             .path("state", self.state)
             // The last process to be killed when memory is exhausted: without containerd, the pods
@@ -59,33 +62,36 @@ impl Config<'_> {
         file.table("cgroup").text("path", self.group);
         file.table("grpc").path("address", self.socket);
 
-        let cri = r#"plugins."io.containerd.grpc.v1.cri""#;
-        file.table(cri)
-            .text("sandbox_image", PAUSE_IMAGE)
-            // Streams go through the kubelet, so loopback is sufficient.
-            .text("stream_server_address", "127.0.0.1")
-            .text("stream_server_port", "0")
+        file.table(IMAGES).text("snapshotter", "overlayfs");
+        // Pinned, so that the kubelet's garbage collection of images leaves it.
+        file.table(&format!("{IMAGES}.pinned_images"))
+            .text("sandbox", PAUSE_IMAGE);
+        if let Some(registries) = self.registries {
+            file.table(&format!("{IMAGES}.registry"))
+                .path("config_path", registries);
+        }
+        file.table(RUNTIME)
             // The kernel supports neither.
             .flag("disable_apparmor", true)
             .flag("enable_selinux", false)
             // Below the state directory, not in /var/run/netns.
             .flag("netns_mounts_under_state_dir", true);
-        file.table(&format!("{cri}.containerd"))
-            .text("snapshotter", "overlayfs")
+        file.table(&format!("{RUNTIME}.containerd"))
             .text("default_runtime_name", "runc");
-        file.table(&format!("{cri}.containerd.runtimes.runc"))
+        file.table(&format!("{RUNTIME}.containerd.runtimes.runc"))
             .text("runtime_type", "io.containerd.runc.v2");
-        file.table(&format!("{cri}.containerd.runtimes.runc.options"))
+        file.table(&format!("{RUNTIME}.containerd.runtimes.runc.options"))
             .path("BinaryName", self.runc)
             // There is no systemd: control groups are managed with cgroupfs.
             .flag("SystemdCgroup", false);
-        file.table(&format!("{cri}.cni"))
-            .path("bin_dir", self.network_plugins)
+        let plugins = quoted(&self.network_plugins.to_string_lossy());
+        file.table(&format!("{RUNTIME}.cni"))
+            .line(&format!("bin_dirs = [{plugins}]"))
             .path("conf_dir", self.network);
-        if let Some(registries) = self.registries {
-            file.table(&format!("{cri}.registry"))
-                .path("config_path", registries);
-        }
+        // Streams go through the kubelet, so loopback is sufficient.
+        file.table(SERVER)
+            .text("stream_server_address", "127.0.0.1")
+            .text("stream_server_port", "0");
         file.0
     }
 }
@@ -176,14 +182,17 @@ mod tests {
     #[test]
     fn every_place_is_told() {
         let file = config(None);
-        assert!(file.starts_with("version = 2\nroot = \"/d/containerd\"\n"));
+        assert!(file.starts_with("version = 3\nroot = \"/d/containerd\"\n"));
         assert_eq!(
             table(&file, "grpc"),
             [r#"address = "/e/containerd/socket""#]
         );
-        let cni = table(&file, r#"plugins."io.containerd.grpc.v1.cri".cni"#);
-        assert_eq!(cni, [r#"bin_dir = "/x/cni""#, r#"conf_dir = "/e/cni""#]);
-        assert!(file.contains(r#"sandbox_image = "hearth.local/pause:1""#));
+        let cni = table(&file, &format!("{RUNTIME}.cni"));
+        assert_eq!(cni, [r#"bin_dirs = ["/x/cni"]"#, r#"conf_dir = "/e/cni""#]);
+        assert_eq!(
+            table(&file, &format!("{IMAGES}.pinned_images")),
+            [r#"sandbox = "hearth.local/pause:1""#]
+        );
         assert!(!file.contains("config_path"));
     }
 
@@ -191,7 +200,7 @@ mod tests {
     fn registries_are_told_where_there_are_any() {
         let file = config(Some(Path::new("/x/registries")));
         assert_eq!(
-            table(&file, r#"plugins."io.containerd.grpc.v1.cri".registry"#),
+            table(&file, &format!("{IMAGES}.registry")),
             [r#"config_path = "/x/registries""#]
         );
     }

@@ -24,8 +24,7 @@ fn bundle() -> Option<PathBuf> {
     testing::bundle_or_skip()
 }
 
-/// containerd and a connection to it. The bundle's programs are linked for `/ext`; this one is
-/// started with the bundle's dynamic loader from another directory.
+/// containerd of the bundle, and a connection to it.
 async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
     let socket = place.join("state/socket");
     let config = Config {
@@ -41,15 +40,8 @@ async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
     };
     let file = place.join("config");
     std::fs::write(&file, config.to_toml()).unwrap();
-    let lib = bundle.join("lib");
-    let mut command = Command::new(lib.join("ld-linux-x86-64.so.2"));
-    command
-        .arg("--library-path")
-        .arg(&lib)
-        .arg(bundle.join("bin/containerd"))
-        .arg("--config")
-        .arg(&file)
-        .env_clear();
+    let mut command = Command::new(bundle.join("bin/containerd"));
+    command.arg("--config").arg(&file).env_clear();
     let child = Child::spawn(command, |_, line| eprintln!("{line}"));
     let child = child.await.unwrap();
     let connection = Connection::to(&socket);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use hearth_host::layout::{EphemeralController, KeyFiles, Root};
 use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPkiError};
 use hearth_sys::files::{self, FileError};
+use serde_json::json;
 
 /// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
@@ -47,6 +48,42 @@ impl Files {
         let keys = self.directory.keys(whose);
         files::create_dir_durably(keys.path(), 0o700)?;
         issued.save(&keys.certificate(), &keys.key())
+    }
+
+    /// Writes who may call the API server, and who decides what they may do. A client has a certificate, which is
+    /// configured apart, or the token of a service account; nobody is anonymous. There are no webhooks and no foreign
+    /// issuers of tokens.
+    pub(super) fn save_access_rules(&self) -> Result<(), FileError> {
+        let authentication = json!({
+            "apiVersion": "apiserver.config.k8s.io/v1",
+            "kind": "AuthenticationConfiguration",
+            "anonymous": { "enabled": false },
+        });
+        let authorization = json!({
+            "apiVersion": "apiserver.config.k8s.io/v1",
+            "kind": "AuthorizationConfiguration",
+            "authorizers": [
+                { "type": "Node", "name": "node" },
+                { "type": "RBAC", "name": "rbac" },
+            ],
+        });
+        for (path, content) in [
+            (self.authentication(), authentication),
+            (self.authorization(), authorization),
+        ] {
+            files::write_atomic(&path, content.to_string().as_bytes(), PRIVATE)?;
+        }
+        Ok(())
+    }
+
+    /// Who may call the API server.
+    pub(super) fn authentication(&self) -> PathBuf {
+        self.directory.authentication()
+    }
+
+    /// Who decides what they may do.
+    pub(super) fn authorization(&self) -> PathBuf {
+        self.directory.authorization()
     }
 
     /// Paths of a certificate and its key.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
-use hearth_host::bundle::{Binary, Bundle, Flag};
+use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
 use hearth_host::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
 use hearth_kubernetes_api::Client;
@@ -17,10 +17,12 @@ use super::super::{access, store};
 use super::files::Files;
 use super::{Controller, Ports};
 
-/// The enabled controllers: all without those for clouds, bootstrap tokens and certificate signing
-/// requests, and without `ttl`.
-const CONTROLLERS: &str = "*,-bootstrapsigner,-tokencleaner,-csrsigning,-csrapproving,-csrcleaner,\
-                           -cloud-node-lifecycle,-route,-service,-ttl";
+/// The enabled controllers: all without those for bootstrap tokens and certificate signing requests, and without
+/// `ttl`.
+const CONTROLLERS: &str = "*,-bootstrap-signer-controller,-token-cleaner-controller,\
+                           -certificatesigningrequest-signing-controller,\
+                           -certificatesigningrequest-approving-controller,\
+                           -certificatesigningrequest-cleaner-controller,-ttl-controller";
 /// Leader election: lease duration, renewal deadline and retry period. They are longer than the
 /// defaults, because machines may be slow for a while.
 const LEADING: [(&str, &str); 3] = [
@@ -94,6 +96,7 @@ fn prepare_apiserver(
     let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
     issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
     issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
+    all.files.save_access_rules()?;
     // For the probe, which needs a user that may read `/readyz`. Not written to a file.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
     Ok(Prepared {
@@ -173,7 +176,7 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ("tls-private-key-file", serving.key().into()),
         ("tls-min-version", "VersionTLS13".into()),
         ("client-ca-file", files.ca().into()),
-        ("anonymous-auth", "false".into()),
+        ("authentication-config", files.authentication().into()),
         ("kubelet-certificate-authority", files.ca().into()),
         ("kubelet-client-certificate", kubelets.certificate().into()),
         ("kubelet-client-key", kubelets.key().into()),
@@ -199,7 +202,7 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ),
         ("proxy-client-cert-file", front_proxy.certificate().into()),
         ("proxy-client-key-file", front_proxy.key().into()),
-        ("authorization-mode", "Node,RBAC".into()),
+        ("authorization-config", files.authorization().into()),
         ("enable-admission-plugins", "NodeRestriction".into()),
         // Which pods may be privileged is up to the policies of the cluster.
         ("allow-privileged", "true".into()),
@@ -208,9 +211,6 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ("cert-dir", work.work(program.name()).into()),
     ] {
         program = program.flag(name, value);
-    }
-    if bundle.has(Flag::ApiserverInsecurePort) {
-        program = program.flag("insecure-port", "0");
     }
     program
 }
@@ -241,9 +241,6 @@ fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Pr
     }
     for (name, value) in LEADING {
         program = program.flag(name, value);
-    }
-    if bundle.has(Flag::ManagerInsecurePort) {
-        program = program.flag("port", "0");
     }
     if profile.binary == Binary::ControllerManager {
         for (name, value) in [

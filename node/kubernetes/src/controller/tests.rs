@@ -1,5 +1,5 @@
 //! A controller with the real programs and a real etcd on this machine. The tests need a bundle
-//! (`cargo xtask kubernetes`) and are skipped without it.
+//! (`cargo xtask bundle`) and are skipped without it.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -90,7 +90,8 @@ impl Plane {
             .unwrap();
         let etcd = site.start(true).await;
         let fake = Fake::by(calendar, |_| Extensions::none());
-        fake.address.set(Ipv4Addr::LOCALHOST.into());
+        // Not a loopback address, which an API server refuses to advertise. Nothing connects to it.
+        fake.address.set([192, 0, 2, 7].into());
         fake.consensus.set(Some(etcd.handle().handle()));
         let (ports, parts) = (free_ports(), fake.parts.clone());
         let condition = Arc::new(event::value::<RoleCondition>().0);

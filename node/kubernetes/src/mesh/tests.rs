@@ -102,7 +102,7 @@ impl Meshing {
         let directory = tempfile::tempdir().unwrap();
         let extension = directory.path().join("extension");
         std::fs::create_dir(&extension).unwrap();
-        let version = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+        let version = "kubernetes 1.37.2\ncontainerd 2.4.2\n";
         std::fs::write(extension.join("VERSION"), version).unwrap();
         let extensions = Extensions::none().with(EXTENSION_KUBERNETES, extension);
         prepare(&directory.path().join("mesh.pb"));

@@ -21,7 +21,7 @@ struct Scripted {
 /// A bundle whose scheduler is this script.
 fn scripted(script: &str) -> Scripted {
     let directory = tempfile::tempdir().unwrap();
-    let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+    let versions = "kubernetes 1.37.2\ncontainerd 2.4.2\n";
     fs::write(directory.path().join("VERSION"), versions).unwrap();
     let bin = directory.path().join("bin");
     fs::create_dir(&bin).unwrap();

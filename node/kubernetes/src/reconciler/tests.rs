@@ -205,14 +205,17 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     let runtimes = kube.all(kinds::RUNTIME_CLASSES);
     found(&runtimes, "runc").await.unwrap();
 
-    // It is kept when the controllers have added a token to it.
+    // What others add to an object stays.
     let accounts = kube.within("default", kinds::SERVICE_ACCOUNTS);
-    eventually("the first account has a token", || async {
+    let secrets = json!([{ "name": "registry" }]);
+    eventually("the first account exists", || async {
         let account = found(&accounts, "default").await?;
         let ours = account["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "hearth";
-        (ours && account["secrets"][0]["name"].is_string()).then_some(())
+        ours.then_some(())
     })
     .await;
+    let added = json!({ "imagePullSecrets": secrets });
+    accounts.merge("default", &added).await.unwrap();
 
     // One object is deleted and another one changed by hand.
     classes.delete(volumes::CLASS).await.unwrap();
@@ -224,6 +227,8 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
         (whole && found(&classes, volumes::CLASS).await.is_some()).then_some(())
     })
     .await;
+    let account = found(&accounts, "default").await.unwrap();
+    assert_eq!(account["imagePullSecrets"], secrets);
 }
 
 async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) {

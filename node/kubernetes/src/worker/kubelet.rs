@@ -17,7 +17,7 @@ use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure};
-use hearth_host::bundle::{Binary, Bundle, Flag};
+use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::PodNetwork;
 use hearth_host::layout::Root;
 use hearth_kubernetes_api::fields::Node;
@@ -26,7 +26,6 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
-use super::super::containerd::config::PAUSE_IMAGE;
 use super::super::containerd::{self, Imported};
 use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
 use super::{PRIVATE, certificates, network};
@@ -138,7 +137,7 @@ impl Worker {
         let file = files.network().join(network::FILE);
         files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
         let config = files.config(Binary::Kubelet.name());
-        let content = configuration(root, facts, &self.bundle);
+        let content = configuration(root, facts);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
     }
@@ -149,36 +148,25 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
     let name = Binary::Kubelet.name();
     let files = root.ephemeral.kubernetes().worker();
     let work = root.ephemeral.kubernetes().work(name);
-    let mut program = Program::new(bundle, PROFILE, &work)
+    Program::new(bundle, PROFILE, &work)
         .flag("config", files.config(name))
         .flag("kubeconfig", files.kubeconfig(name))
         .flag("hostname-override", &facts.name)
         .flag("node-ip", facts.address.to_string())
         .flag("root-dir", root.data.kubernetes().kubelet())
         .flag("cert-dir", work)
-        // The image garbage collection must not delete it.
-        .flag("pod-infra-container-image", PAUSE_IMAGE)
-        .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
-    if bundle.has(Flag::KubeletContainerRuntime) {
-        program = program.flag("container-runtime", "remote");
-    }
-    if !bundle.has(Flag::KubeletRuntimeEndpointInFile) {
-        program = program.flag("container-runtime-endpoint", endpoint(root));
-    }
-    program
-}
-
-fn endpoint(root: &Root) -> String {
-    format!("unix://{}", root.ephemeral.containerd_socket().display())
+        .flag("runtime-cgroups", format!("/{}", containerd::GROUP))
 }
 
 /// The configuration file.
-fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
+fn configuration(root: &Root, facts: &Facts) -> Json {
     let keys = root.ephemeral.kubernetes().worker();
     let server = keys.keys(certificates::KUBELET_SERVER);
-    let mut file = json!({
+    let socket = root.ephemeral.containerd_socket();
+    json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
         "address": "0.0.0.0",
         "port": PORT_KUBELET,
         "readOnlyPort": 0,
@@ -209,6 +197,8 @@ fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
         "nodeStatusUpdateFrequency": "10s",
         // Pulling images and starting containers take long on a slow machine.
         "runtimeRequestTimeout": "10m",
+        // Its chains are for a kube-proxy with iptables rules.
+        "makeIPTablesUtilChains": false,
         "containerLogMaxSize": "10Mi",
         "containerLogMaxFiles": 3,
         // The defaults reserve too much on small disks and machines.
@@ -218,11 +208,7 @@ fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
             "nodefs.inodesFree": "5%",
             "imagefs.available": "5%",
         },
-    });
-    if bundle.has(Flag::KubeletRuntimeEndpointInFile) {
-        file["containerRuntimeEndpoint"] = endpoint(root).into();
-    }
-    file
+    })
 }
 
 #[cfg(test)]
@@ -231,7 +217,7 @@ mod tests {
     use futures::stream::{iter, pending};
 
     use super::*;
-    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, difference, root};
+    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, root};
 
     fn facts() -> Facts {
         Facts {
@@ -246,28 +232,17 @@ mod tests {
 
     #[test]
     fn it_is_started_as_committed() {
-        let [oldest, no_plain_http, newest] = KUBERNETES.map(|version| {
+        for version in KUBERNETES {
             let bundle = EmptyBundle::of(version);
-            bundle.lines(&command(&root(), &facts(), &bundle.bundle))
-        });
-        check(include_str!("../snapshot/kubelet.txt"), &oldest);
-        assert_eq!(difference(&oldest, &no_plain_http), "");
-        let gone = "---container-runtime=remote\n\
-                    ---container-runtime-endpoint=unix:///node/ephemeral/containerd/containerd.sock\n";
-        assert_eq!(difference(&no_plain_http, &newest), gone);
+            let lines = bundle.lines(&command(&root(), &facts(), &bundle.bundle));
+            check(include_str!("../snapshot/kubelet.txt"), &lines);
+        }
     }
 
     #[test]
     fn its_file_is_as_committed() {
-        let [oldest, no_plain_http, mut newest] = KUBERNETES
-            .map(|version| configuration(&root(), &facts(), &EmptyBundle::of(version).bundle));
-        check_json(include_str!("../snapshot/kubelet.json"), &oldest);
-        assert_eq!(oldest, no_plain_http);
-        let endpoint = newest.as_object_mut().unwrap();
-        let endpoint = endpoint.remove("containerRuntimeEndpoint");
-        let socket = "unix:///node/ephemeral/containerd/containerd.sock";
-        assert_eq!(endpoint, Some(socket.into()));
-        assert_eq!(oldest, newest);
+        let file = configuration(&root(), &facts());
+        check_json(include_str!("../snapshot/kubelet.json"), &file);
     }
 
     /// Whether `removed` returns after these events.

@@ -1,4 +1,4 @@
-//! kube-proxy: services, with iptables rules.
+//! kube-proxy: services, with nftables rules, which it changes with the program `nft` of the bundle.
 //!
 //! It needs a certificate and an API server only, and is restarted only when the node's address
 //! changes; renewed certificates are reloaded.
@@ -128,7 +128,7 @@ fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
         "hostnameOverride": name,
         // Otherwise it looks up its Node, which may not exist yet.
         "bindAddress": address,
-        "mode": "iptables",
+        "mode": "nftables",
         "clusterCIDR": POD_NETWORK,
         "healthzBindAddress": HEALTH,
         "metricsBindAddress": METRICS,

@@ -64,8 +64,17 @@ pub struct NodeTimes {
     pub home: f64,
     /// The other times.
     pub times: Times,
-    /// Resident memory of Hearth's own processes in bytes, sampled several times.
-    pub resident: Vec<f64>,
+    /// The memory, sampled several times.
+    pub memory: Vec<Memory>,
+}
+
+/// Memory of the node, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Resident memory of Hearth's own processes.
+    pub resident: f64,
+    /// What is in use of the machine's memory.
+    pub used: f64,
 }
 
 /// The progress of a round.
@@ -137,13 +146,13 @@ impl Round {
             tail: format!("the node's console:\n{}", vm.tail()),
         })?;
         told(Step::Done);
-        let resident = weigh(&vm).await?;
+        let memory = weigh(&vm).await?;
         told(Step::Done);
         end(vm).await?;
         Ok(NodeTimes {
             home,
             times: Times { api, pod },
-            resident,
+            memory,
         })
     }
 
@@ -285,8 +294,8 @@ async fn script_says(vm: &Vm, wanted: &'static str) -> Result<f64> {
     Ok(line.at.as_secs_f64())
 }
 
-/// Resident memory of Hearth's own processes, as reported by the node.
-async fn weigh(vm: &Vm) -> Result<Vec<f64>> {
+/// Memory, as reported by the node.
+async fn weigh(vm: &Vm) -> Result<Vec<Memory>> {
     let debug = forwarded(vm, names::PORT_DEBUG)?;
     let mut samples = Vec::new();
     let failed = |call| move |error: tonic::Status| LabError::call(call)(error);
@@ -300,7 +309,10 @@ async fn weigh(vm: &Vm) -> Result<Vec<f64>> {
         tokio::time::sleep(PAUSE * 2).await;
         let state = client.get_state(GetStateRequest {}).await;
         let state = state.map_err(failed("GetState"))?.into_inner();
-        samples.push(state.resident_bytes as f64);
+        samples.push(Memory {
+            resident: state.resident_bytes as f64,
+            used: state.used_bytes as f64,
+        });
     }
     Ok(samples)
 }

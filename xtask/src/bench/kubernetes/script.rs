@@ -7,7 +7,7 @@
 //! the pod runs. The node's pod is created and watched in the same way, but by a user on the host, which is slower: any
 //! unfairness is to the node's disadvantage.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use hearth_image::initramfs::Tree;
@@ -16,14 +16,14 @@ use hearth_lab::measure::kubernetes::probe;
 
 use crate::command::find_program;
 use crate::ui::Ui;
-use crate::{kubernetes, target};
+use crate::{bundle, programs, target};
 
 const SCRIPT: &str = include_str!("script/init.sh");
 const KUBECONFIG: &str = include_str!("script/kubeconfig.yaml");
 /// The users of kubeconfigs, with the names of their tokens.
 const USERS: [&str; 4] = ["controller-manager", "scheduler", "kubelet", "proxy"];
 /// Configuration files of the programs, by their paths in the machine.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 9] = [
     ("/etc/tokens.csv", include_str!("script/tokens.csv")),
     (
         "/etc/containerd.toml",
@@ -35,16 +35,11 @@ const FILES: [(&str, &str); 7] = [
     ),
     ("/etc/kubelet.yaml", include_str!("script/kubelet.yaml")),
     ("/etc/proxy.yaml", include_str!("script/proxy.yaml")),
+    ("/etc/group", "root:x:0:\n"),
+    ("/etc/passwd", "root:x:0:0:root:/:/\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n"),
     ("/etc/resolv.conf", ""),
 ];
-/// Two more programs from the Debian packages of the bundle, which a node does not need: package, path in it, path in
-/// the machine.
-const FROM_PACKAGES: [(&str, &str, &str); 2] = [
-    ("busybox-static", "bin/busybox", "/bin/busybox"),
-    ("containerd", "usr/bin/ctr", "/bin/ctr"),
-];
-
 /// Makes the initramfs; a bundle must have been ensured before.
 pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
     let folder = target::folder("kubernetes-script")?;
@@ -53,16 +48,14 @@ pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
         tree.directory(empty)?;
     }
     tree.file("/init", 0o755, SCRIPT.into())?;
-    for (package, path, to) in FROM_PACKAGES {
-        let program = folder.join(Path::new(to).file_name().unwrap_or_default());
-        kubernetes::take_from_package(ui, package, path, &program)?;
-        tree.program(&program, to)?;
-    }
-    for (name, to) in [("etcd", "/bin/etcd"), ("mkfs.xfs", "/sbin/mkfs.xfs")] {
-        let program = find_program(name);
-        let program = program.with_context(|| format!("{name} is not installed"))?;
-        tree.program(&program, to)?;
-    }
+    // What a node does not need.
+    let busybox = folder.join("busybox");
+    bundle::take_from_package(ui, "busybox-static", "bin/busybox", &busybox)?;
+    tree.program(&busybox, "/bin/busybox")?;
+    tree.program(&programs::ctr(ui)?, "/bin/ctr")?;
+    tree.program(&programs::etcd(ui)?, "/bin/etcd")?;
+    let mkfs = find_program("mkfs.xfs").context("mkfs.xfs is not installed")?;
+    tree.program(&mkfs, "/sbin/mkfs.xfs")?;
     settings(&mut tree)?;
     let path = folder.join("initramfs.zst");
     output::write(&path, &tree.to_zstd()?)?;

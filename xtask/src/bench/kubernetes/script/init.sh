@@ -81,7 +81,7 @@ store() {
 apiserver() {
     cd /run/etcd
     start apiserver kube-apiserver --etcd-servers=unix://client:0 \
-        --advertise-address=10.0.2.15 --bind-address=0.0.0.0 --secure-port=6443 --insecure-port=0 \
+        --advertise-address=10.0.2.15 --bind-address=0.0.0.0 --secure-port=6443 \
         --service-cluster-ip-range=10.224.0.0/16 --endpoint-reconciler-type=lease \
         --tls-cert-file=/etc/certificate.pem --tls-private-key-file=/etc/key.pem \
         --token-auth-file=/etc/tokens.csv --anonymous-auth=false \
@@ -102,13 +102,16 @@ serving() {
 }
 
 managers() {
-    all="--port=0 --bind-address=127.0.0.1 --authentication-skip-lookup --leader-elect=false --profiling=false
+    signing=certificatesigningrequest
+    controllers="*,-bootstrap-signer-controller,-token-cleaner-controller,-$signing-signing-controller"
+    controllers="$controllers,-$signing-approving-controller,-$signing-cleaner-controller,-ttl-controller"
+    all="--bind-address=127.0.0.1 --authentication-skip-lookup --leader-elect=false --profiling=false
         --tls-cert-file=/etc/certificate.pem --tls-private-key-file=/etc/key.pem"
     start controller-manager kube-controller-manager $all --secure-port=10257 \
         --kubeconfig=/etc/controller-manager.kubeconfig \
         --service-account-private-key-file=/etc/key.pem --root-ca-file=/etc/certificate.pem \
         --use-service-account-credentials --allocate-node-cidrs=false \
-        --controllers='*,-bootstrapsigner,-tokencleaner,-csrsigning,-csrapproving,-csrcleaner,-cloud-node-lifecycle,-route,-service,-ttl'
+        --controllers="$controllers"
     start scheduler kube-scheduler $all --secure-port=10259 --kubeconfig=/etc/scheduler.kubeconfig
 }
 
@@ -124,8 +127,7 @@ containers() {
 worker() {
     start kubelet kubelet --config=/etc/kubelet.yaml --kubeconfig=/etc/kubelet.kubeconfig \
         --hostname-override=script --node-ip=10.0.2.15 --root-dir=/data/kubelet --cert-dir=/run/kubelet \
-        --container-runtime=remote --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
-        --pod-infra-container-image=hearth.local/pause:1 --runtime-cgroups=/
+        --runtime-cgroups=/
     start proxy kube-proxy --config=/etc/proxy.yaml
 }
 
@@ -150,9 +152,9 @@ told() {
     kill $!
 }
 
-# A pod is not admitted before the default service account has a token.
+# A pod is not admitted before the default service account exists.
 pod() {
-    told secrets default-token-
+    told serviceaccounts default
     until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/pod.json >/run/answer; do
         usleep 100000
     done

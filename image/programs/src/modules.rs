@@ -1,0 +1,332 @@
+//! The table of modules: which programs each has, and how they are built.
+
+/// An upstream project, with the programs of it that a node runs.
+#[derive(Debug)]
+pub struct Module {
+    /// The name of its folder, and in messages.
+    pub name: &'static str,
+    /// The Go module whose version is the project's.
+    pub(crate) upstream: &'static str,
+    /// Modules of the same project that have no `go.mod` of a common version: raised together with it.
+    pub(crate) siblings: Option<Siblings>,
+    pub(crate) programs: &'static [Program],
+    /// Files that one of the programs reads: the name in the result, and the path in the project's module.
+    pub(crate) files: &'static [(&'static str, &'static str)],
+    pub(crate) tags: &'static [&'static str],
+    /// Variables that the linker sets: the Go package's variable, and its value.
+    pub(crate) variables: &'static [(&'static str, Value)],
+    /// Whether C code is part of it.
+    pub(crate) cgo: bool,
+    /// Approximate number of compiled packages; only the progress bar depends on it.
+    pub(crate) packages: u64,
+}
+
+/// The modules that have the versions of the project under another major number.
+#[derive(Debug)]
+pub(crate) struct Siblings {
+    /// Prefix of their paths.
+    pub(crate) prefix: &'static str,
+    /// Start of the project's versions.
+    pub(crate) of_project: &'static str,
+    /// Start of theirs.
+    pub(crate) theirs: &'static str,
+}
+
+/// One program.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// The file's name in the result.
+    pub(crate) name: &'static str,
+    /// The main package, by its import path; "." for ours.
+    pub(crate) package: &'static str,
+    /// Whether it is the package's tests, as a program.
+    pub(crate) tests: bool,
+}
+
+/// What a variable is set to.
+#[derive(Debug)]
+pub(crate) enum Value {
+    /// The version with its "v".
+    Version,
+    /// The version without it.
+    Number,
+    /// The first number of the version.
+    Major,
+    /// The second number of the version.
+    Minor,
+    /// This word.
+    Word(&'static str),
+}
+
+const fn program(name: &'static str, package: &'static str) -> Program {
+    Program {
+        name,
+        package,
+        tests: false,
+    }
+}
+
+/// Kubernetes' go.mod requires these at v0.0.0 and replaces them by folders, which has no effect on other modules.
+const OF_KUBERNETES: Siblings = Siblings {
+    prefix: "k8s.io/",
+    of_project: "v1.",
+    theirs: "v0.",
+};
+
+/// Variables with the version of Kubernetes.
+const VERSION_OF_KUBERNETES: &[(&str, Value)] = &[
+    ("k8s.io/component-base/version.gitVersion", Value::Version),
+    ("k8s.io/component-base/version.gitMajor", Value::Major),
+    ("k8s.io/component-base/version.gitMinor", Value::Minor),
+    (
+        "k8s.io/component-base/version.gitTreeState",
+        Value::Word("clean"),
+    ),
+];
+
+/// The store of the cluster.
+pub static ETCD: Module = Module {
+    name: "etcd",
+    upstream: "go.etcd.io/etcd/server/v3",
+    siblings: None,
+    programs: &[program("etcd", "go.etcd.io/etcd/server/v3")],
+    files: &[],
+    tags: &[],
+    variables: &[],
+    cgo: false,
+    packages: 480,
+};
+
+/// `kubernetes`: API server, controller-manager, scheduler, kubelet and kube-proxy in one file, because they consist of
+/// nearly the same code: 145 MB instead of some 500. `kubectl` is for the developer's machine.
+pub static KUBERNETES: Module = kubernetes("kubernetes");
+
+/// The minor version before it, which the node supports as well: for the test of that.
+pub static KUBERNETES_PREVIOUS: Module = kubernetes("kubernetes-previous");
+
+const fn kubernetes(name: &'static str) -> Module {
+    Module {
+        name,
+        upstream: "k8s.io/kubernetes",
+        siblings: Some(OF_KUBERNETES),
+        programs: PROGRAMS_OF_KUBERNETES,
+        files: &[],
+        tags: &[],
+        variables: VERSION_OF_KUBERNETES,
+        cgo: false,
+        packages: 2600,
+    }
+}
+
+const PROGRAMS_OF_KUBERNETES: &[Program] = &[
+    program("kubernetes", "."),
+    program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+];
+
+/// Kubernetes' own tests, and the programs that their pods run.
+pub static CONFORMANCE: Module = Module {
+    name: "conformance",
+    upstream: "k8s.io/kubernetes",
+    siblings: Some(OF_KUBERNETES),
+    programs: &[
+        Program {
+            name: "e2e.test",
+            package: "k8s.io/kubernetes/test/e2e",
+            tests: true,
+        },
+        program("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
+        program("nonewprivs", "k8s.io/kubernetes/test/images/nonewprivs"),
+    ],
+    files: &[
+        ("localhost.crt", "test/images/agnhost/porter/localhost.crt"),
+        ("localhost.key", "test/images/agnhost/porter/localhost.key"),
+    ],
+    tags: &[],
+    variables: VERSION_OF_KUBERNETES,
+    cgo: false,
+    packages: 2400,
+};
+
+/// The container runtime, and the process that it starts for each pod. `ctr` is for benchmarks.
+pub static CONTAINERD: Module = Module {
+    name: "containerd",
+    upstream: "github.com/containerd/containerd/v2",
+    siblings: None,
+    programs: &[
+        program(
+            "containerd",
+            "github.com/containerd/containerd/v2/cmd/containerd",
+        ),
+        program(
+            "containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        ),
+        program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    ],
+    files: &[],
+    // Snapshots are directories under overlayfs; the kernel has none of these.
+    tags: &["no_aufs", "no_btrfs", "no_devmapper", "no_zfs"],
+    variables: &[(
+        "github.com/containerd/containerd/v2/version.Version",
+        Value::Number,
+    )],
+    cgo: false,
+    packages: 1150,
+};
+
+/// Starts containers. It enters namespaces in C, before Go's runtime starts its threads.
+pub static RUNC: Module = Module {
+    name: "runc",
+    upstream: "github.com/opencontainers/runc",
+    siblings: None,
+    programs: &[program("runc", "github.com/opencontainers/runc")],
+    files: &[],
+    // Names of users and hosts are found without the C library, whose functions for it cannot be linked statically.
+    tags: &["seccomp", "netgo", "osusergo"],
+    variables: &[],
+    cgo: true,
+    packages: 330,
+};
+
+/// The plugins of the pod network.
+pub static CNI: Module = Module {
+    name: "cni",
+    upstream: "github.com/containernetworking/plugins",
+    siblings: None,
+    programs: &[
+        program(
+            "bridge",
+            "github.com/containernetworking/plugins/plugins/main/bridge",
+        ),
+        program(
+            "host-local",
+            "github.com/containernetworking/plugins/plugins/ipam/host-local",
+        ),
+        program(
+            "loopback",
+            "github.com/containernetworking/plugins/plugins/main/loopback",
+        ),
+        program(
+            "portmap",
+            "github.com/containernetworking/plugins/plugins/meta/portmap",
+        ),
+    ],
+    files: &[],
+    tags: &[],
+    variables: &[(
+        "github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion",
+        Value::Version,
+    )],
+    cgo: false,
+    packages: 280,
+};
+
+/// All of them.
+pub(crate) static ALL: [&Module; 7] = [
+    &CNI,
+    &CONFORMANCE,
+    &CONTAINERD,
+    &ETCD,
+    &KUBERNETES,
+    &KUBERNETES_PREVIOUS,
+    &RUNC,
+];
+
+impl Module {
+    /// The linker's flags, for this version ("v1.37.2").
+    pub(crate) fn linker_flags(&self, version: &str) -> String {
+        let number = version.strip_prefix('v').unwrap_or(version);
+        let mut numbers = number.split('.');
+        let (major, minor) = (
+            numbers.next().unwrap_or_default(),
+            numbers.next().unwrap_or_default(),
+        );
+        // No symbol tables, and no ID by which go would recognise its own work.
+        let mut flags = "-s -w -buildid=".to_owned();
+        for (name, value) in self.variables {
+            let value = match value {
+                Value::Version => version,
+                Value::Number => number,
+                Value::Major => major,
+                Value::Minor => minor,
+                Value::Word(word) => word,
+            };
+            flags += &format!(" -X {name}={value}");
+        }
+        if self.cgo {
+            flags += " -linkmode external -extldflags -static";
+        }
+        flags
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_linker_sets_the_version() {
+        let flags = KUBERNETES.linker_flags("v1.37.2");
+        for set in [
+            "gitVersion=v1.37.2 ",
+            "gitMajor=1 ",
+            "gitMinor=37 ",
+            "gitTreeState=clean",
+        ] {
+            assert!(
+                flags.contains(&format!("component-base/version.{set}")),
+                "{set}"
+            );
+        }
+        assert_eq!(ETCD.linker_flags("v3.7.3"), "-s -w -buildid=");
+        assert!(RUNC.linker_flags("v1.5.2").ends_with("-static"));
+    }
+
+    /// A cluster is tested by the tests of its own version.
+    #[test]
+    fn tests_have_the_version_of_what_they_test() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let [tests, programs] = [&CONFORMANCE, &KUBERNETES].map(|module| {
+            let path = sources.join(module.name).join("go.mod");
+            let go_mod = std::fs::read_to_string(path).unwrap();
+            crate::compile::required(&go_mod, module.upstream).unwrap()
+        });
+        assert_eq!(tests, programs);
+    }
+
+    #[test]
+    fn the_previous_kubernetes_is_one_minor_version_older() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let [shipped, previous] = [&KUBERNETES, &KUBERNETES_PREVIOUS].map(|module| {
+            let path = sources.join(module.name).join("go.mod");
+            let go_mod = std::fs::read_to_string(path).unwrap();
+            let version = crate::compile::required(&go_mod, module.upstream).unwrap();
+            let minor = version.strip_prefix("v1.").unwrap().split('.').next();
+            minor.unwrap().parse::<u32>().unwrap()
+        });
+        assert_eq!(previous + 1, shipped);
+    }
+
+    #[test]
+    fn every_program_of_upstream_is_a_tool_of_its_module() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for module in ALL {
+            let text = std::fs::read_to_string(sources.join(module.name).join("go.mod")).unwrap();
+            let of_upstream = |program: &&Program| program.package != "." && !program.tests;
+            for program in module.programs.iter().filter(of_upstream) {
+                let is_it = |line: &str| {
+                    let line = line.trim();
+                    line.strip_prefix("tool ").unwrap_or(line) == program.package
+                };
+                assert!(
+                    text.lines().any(is_it),
+                    "{}: {}",
+                    module.name,
+                    program.package
+                );
+            }
+        }
+    }
+}
