@@ -1,5 +1,4 @@
-//! Generates the etcd client from `proto/`. protox compiles it in this process, so that a build
-//! needs no `protoc`.
+//! Generates the messages of the etcd proxy from `proto/`. protox compiles it in this process.
 
 use std::error::Error;
 
@@ -7,7 +6,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
     tonic_prost_build::configure()
-        .build_transport(false)
+        .build_client(false)
         .build_server(false)
         .compile_fds(descriptors)?;
     Ok(())

@@ -1,5 +1,8 @@
 //! The etcd client: one connection over the unix socket, and the namespaced clients on top of it.
 //!
+//! The calls are those of the crate `etcd-client`, over a channel of ours. What it leaves to its users stands above it,
+//! here: where a user's keys are, how long a call may take, and what may be written at all.
+//!
 //! A user of the store gets a [`NamespacedClient`], which adds its prefix to every key in a request
 //! and strips it from every key in a response. A key is always relative, so a client cannot leave
 //! its namespace. The client reads, watches and holds leases; writing is in [`super::fenced`]
@@ -14,22 +17,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use etcd_client::{
+    Client, CompactionOptions, Error, EventType, GetOptions, KeyValue, KvClient, LeaseClient,
+    WatchOptions, WatchStream,
+};
+use futures::FutureExt as _;
 use hearth_api::transport::Connector;
 use tokio::net::UnixStream;
 use tokio::time;
-use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status, Streaming};
-
-use super::wire::event::EventType;
-use super::wire::kv_client::KvClient;
-use super::wire::lease_client::LeaseClient;
-use super::wire::watch_client::WatchClient;
-use super::wire::watch_request::RequestUnion;
-use super::wire::{
-    CompactionRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
-    RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse,
-};
+use tonic::{Code, Status};
 
 /// Default timeout of a call: long enough for an election.
 const CALL_BOUND: Duration = Duration::from_secs(10);
@@ -121,12 +118,24 @@ impl ConsensusError {
 pub(super) async fn within<T>(
     bound: Duration,
     what: &'static str,
-    call: impl Future<Output = Result<Response<T>, Status>>,
+    call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, ConsensusError> {
     match time::timeout(bound, call).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(source)) => Err(ConsensusError::Failed { what, source }),
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => {
+            let source = status_of(error);
+            Err(ConsensusError::Failed { what, source })
+        }
         Err(_) => Err(ConsensusError::TimedOut { what, bound }),
+    }
+}
+
+/// The status that etcd, or the connection to it, ended a call with. The other errors of the crate are of features that
+/// Hearth does not use.
+pub(super) fn status_of(error: Error) -> Status {
+    match error {
+        Error::GRpcStatus(status) => status,
+        other => Status::internal(other.to_string()),
     }
 }
 
@@ -218,7 +227,7 @@ impl Lease {
 /// Client of the whole store. Used within the control plane only.
 #[derive(Clone)]
 pub struct RootClient {
-    pub(super) channel: Channel,
+    pub(super) etcd: Arc<Client>,
     /// For further connections.
     socket: Arc<Path>,
 }
@@ -227,9 +236,12 @@ impl RootClient {
     /// A client of the etcd that listens, or will listen, on this socket. Does not wait for it.
     /// Must be called within a tokio runtime.
     pub fn new(socket: PathBuf) -> Self {
-        let socket: Arc<Path> = socket.into();
+        Self::of(socket.into())
+    }
+
+    fn of(socket: Arc<Path>) -> Self {
         Self {
-            channel: channel(socket.clone()),
+            etcd: Arc::new(client_over(channel(socket.clone()))),
             socket,
         }
     }
@@ -238,7 +250,7 @@ impl RootClient {
     #[cfg(any(test, feature = "testing"))]
     pub fn over(channel: Channel) -> Self {
         Self {
-            channel,
+            etcd: Arc::new(client_over(channel)),
             socket: PathBuf::new().into(),
         }
     }
@@ -246,11 +258,7 @@ impl RootClient {
     /// A client for one user's namespace with a connection of its own, so that responses which this
     /// user does not read do not block other users.
     pub fn apart(&self, user: ConsensusUser) -> NamespacedClient {
-        let store = Self {
-            channel: channel(self.socket.clone()),
-            socket: self.socket.clone(),
-        };
-        store.namespaced(user)
+        Self::of(self.socket.clone()).namespaced(user)
     }
 
     /// A client for one user's namespace, over the shared connection.
@@ -266,11 +274,10 @@ impl RootClient {
 
     /// Compacts the history of the whole store up to this revision, unless that is done already.
     pub(super) async fn compact(&self, revision: i64) -> Result<(), ConsensusError> {
-        let mut kv = KvClient::new(self.channel.clone());
-        let call = kv.compact(CompactionRequest {
-            revision,
-            physical: true,
-        });
+        let mut kv = self.etcd.kv_client();
+        // The answer comes once the history is removed from the disk, too.
+        let options = CompactionOptions::new().with_physical();
+        let call = kv.compact(revision, Some(options));
         match within(COMPACT_BOUND, "compact the history", call).await {
             Err(ConsensusError::Failed { source, .. }) if source.code() == Code::OutOfRange => {
                 Ok(())
@@ -289,6 +296,16 @@ fn channel(socket: Arc<Path>) -> Channel {
     });
     // The authority is only a name in the requests: the socket decides.
     connector.channel(&Endpoint::from_static("http://etcd.invalid"))
+}
+
+/// etcd's client over a channel.
+pub(super) fn client_over(channel: Channel) -> Client {
+    let made = Client::from_channel(etcd_client::Channel::Tonic(channel), None);
+    match made.now_or_never() {
+        Some(Ok(client)) => client,
+        // It would sign in as the user of its options, and waits for nothing else.
+        _ => unreachable!("the client has no user to sign in as"),
+    }
 }
 
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
@@ -343,11 +360,6 @@ impl NamespacedClient {
         connect(&self.store.socket).await
     }
 
-    /// The shared connection, not confined to the namespace either.
-    pub(super) fn channel(&self) -> Channel {
-        self.store.channel.clone()
-    }
-
     /// The client of the whole store, for what is not namespaced: etcd's members and history. Used
     /// within this crate only.
     pub(super) fn store(&self) -> &RootClient {
@@ -363,19 +375,19 @@ impl NamespacedClient {
         [self.prefix.as_bytes(), key.as_bytes()].concat()
     }
 
-    pub(super) fn kv(&self) -> KvClient<Channel> {
-        KvClient::new(self.channel())
+    pub(super) fn kv(&self) -> KvClient {
+        self.store.etcd.kv_client()
     }
 
-    fn lease(&self) -> LeaseClient<Channel> {
-        LeaseClient::new(self.channel())
+    fn lease(&self) -> LeaseClient {
+        self.store.etcd.lease_client()
     }
 
     /// Runs one call with the client's timeout.
     pub(super) async fn step<T>(
         &self,
         what: &'static str,
-        call: impl Future<Output = Result<Response<T>, Status>>,
+        call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, ConsensusError> {
         within(self.bound, what, call).await
     }
@@ -383,12 +395,9 @@ impl NamespacedClient {
     /// Reads one key, linearizable: the result was current at some moment during the call.
     pub async fn get(&self, key: &str) -> Result<Option<Record>, ConsensusError> {
         let mut kv = self.kv();
-        let request = RangeRequest {
-            key: self.absolute(key),
-            ..Default::default()
-        };
-        let answer = self.step("read a key", kv.range(request)).await?;
-        Ok(answer.kvs.into_iter().next().map(|kv| self.record(kv)))
+        let call = kv.get(self.absolute(key), None);
+        let mut answer = self.step("read a key", call).await?;
+        Ok(answer.take_kvs().pop().map(|kv| self.record(kv)))
     }
 
     /// Lists every key that begins with `prefix`, all at one revision, linearizable.
@@ -416,28 +425,24 @@ impl NamespacedClient {
         let mut key = self.absolute(prefix);
         let range_end = successor(&key);
         loop {
-            let request = RangeRequest {
-                key,
-                range_end: range_end.clone(),
-                limit: RECORDS_PER_PAGE,
-                revision: listing.revision,
-                ..Default::default()
-            };
-            let page = self.step(WHAT, kv.range(request)).await?;
+            let options = GetOptions::new()
+                .with_range(range_end.clone())
+                .with_limit(RECORDS_PER_PAGE)
+                .with_revision(listing.revision);
+            let mut page = self.step(WHAT, kv.get(key, Some(options))).await?;
             if listing.revision == 0 {
                 listing.revision = page
-                    .header
+                    .header()
                     .ok_or(ConsensusError::Malformed {
                         what: WHAT,
                         missing: "header",
                     })?
-                    .revision;
+                    .revision();
             }
-            let next = page.kvs.last().map(|last| [&last.key[..], &[0]].concat());
-            listing
-                .records
-                .extend(page.kvs.into_iter().map(|kv| self.record(kv)));
-            match next.filter(|_| page.more) {
+            let next = page.kvs().last().map(|last| [last.key(), &[0]].concat());
+            let records = page.take_kvs().into_iter();
+            listing.records.extend(records.map(|kv| self.record(kv)));
+            match next.filter(|_| page.more()) {
                 Some(next) => key = next,
                 None => return Ok(()),
             }
@@ -447,66 +452,57 @@ impl NamespacedClient {
     /// Watches everything below the client's prefix, from the given revision on.
     pub async fn watch(&self, from_revision: i64) -> Result<Changes, ConsensusError> {
         let key = self.absolute("");
-        let create = WatchRequest {
-            request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
-                range_end: successor(&key),
-                key,
-                start_revision: from_revision,
-                ..Default::default()
-            })),
-        };
-        let mut client =
-            WatchClient::new(self.channel()).max_decoding_message_size(LARGEST_WATCH_MESSAGE);
-        // A watch lasts as long as its request stream.
-        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
-        let answers = self.step("start a watch", client.watch(requests)).await?;
+        let options = WatchOptions::new()
+            .with_range(successor(&key))
+            .with_start_revision(from_revision);
+        let client = self.store.etcd.watch_client();
+        let mut client = client.max_decoding_message_size(LARGEST_WATCH_MESSAGE);
+        let call = client.watch(key, Some(options));
         Ok(Changes {
-            answers,
+            stream: self.step("start a watch", call).await?,
             client: self.clone(),
         })
     }
 
     /// Grants a lease that expires `ttl` (whole seconds) after its last renewal.
     pub async fn grant(&self, ttl: Duration) -> Result<Lease, ConsensusError> {
-        let request = LeaseGrantRequest {
-            ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
-            id: 0,
-        };
+        let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
         let mut client = self.lease();
-        let answer = self
-            .step("grant a lease", client.lease_grant(request))
-            .await?;
-        Ok(Lease(answer.id))
+        let call = client.grant(seconds, None);
+        let answer = self.step("grant a lease", call).await?;
+        Ok(Lease(answer.id()))
     }
 
     /// Renews a lease. Returns whether it still existed.
     pub async fn renew(&self, lease: Lease) -> Result<bool, ConsensusError> {
         let mut client = self.lease();
-        let request = tokio_stream::once(LeaseKeepAliveRequest { id: lease.0 });
-        let renewal = async {
-            let mut answers = client.lease_keep_alive(request).await?.into_inner();
-            Ok(Response::new(answers.message().await?))
-        };
-        let answer = self.step("renew a lease", renewal).await?;
-        Ok(answer.is_some_and(|answer| answer.ttl > 0))
+        // The call reads etcd's first response itself: an error of the crate, and not a status, is its way to say that
+        // the lease is gone (`LeaseKeepAliveError`), or that etcd ended the call without a response (`WatchError`).
+        let renewal = client.keep_alive(lease.0).map(|renewed| match renewed {
+            Ok(_) => Ok(true),
+            Err(Error::LeaseKeepAliveError(_) | Error::WatchError(_)) => Ok(false),
+            Err(error) => Err(error),
+        });
+        self.step("renew a lease", renewal).await
     }
 
     /// Revokes a lease, which deletes every key attached to it.
     pub async fn revoke(&self, lease: Lease) -> Result<(), ConsensusError> {
         let mut client = self.lease();
-        let request = LeaseRevokeRequest { id: lease.0 };
-        self.step("revoke a lease", client.lease_revoke(request))
-            .await
-            .map(drop)
+        let call = client.revoke(lease.0);
+        self.step("revoke a lease", call).await.map(drop)
     }
 
     fn record(&self, kv: KeyValue) -> Record {
+        let (create_revision, mod_revision) = (kv.create_revision(), kv.mod_revision());
+        let lease = kv.lease();
+        let (key, value) = kv.into_key_value();
         Record {
-            key: self.relative(&kv.key),
-            value: kv.value,
-            create_revision: kv.create_revision,
-            mod_revision: kv.mod_revision,
-            lease: kv.lease,
+            key: self.relative(&key),
+            value,
+            create_revision,
+            mod_revision,
+            lease,
         }
     }
 
@@ -520,7 +516,8 @@ impl NamespacedClient {
 
 /// The events of a watch, in the order of revisions.
 pub struct Changes {
-    answers: Streaming<WatchResponse>,
+    /// The watch lasts as long as this exists.
+    stream: WatchStream,
     client: NamespacedClient,
 }
 
@@ -528,31 +525,27 @@ impl Changes {
     /// The next events: all events of one or more whole revisions. Cancellation safe.
     pub async fn next(&mut self) -> Result<Vec<Change>, WatchEnd> {
         loop {
-            let Some(answer) = self.answers.message().await? else {
+            let answer = self.stream.message().await.map_err(status_of)?;
+            let Some(answer) = answer else {
                 return Err(WatchEnd::Closed("no reason given".into()));
             };
-            if answer.compact_revision != 0 {
-                return Err(WatchEnd::Compacted(answer.compact_revision));
+            if answer.compact_revision() != 0 {
+                return Err(WatchEnd::Compacted(answer.compact_revision()));
             }
-            if answer.canceled {
-                return Err(WatchEnd::Closed(answer.cancel_reason));
+            if answer.canceled() {
+                return Err(WatchEnd::Closed(answer.cancel_reason().to_owned()));
             }
-            let changes: Vec<_> = answer
-                .events
-                .into_iter()
-                .filter_map(|event| {
-                    let deleted = event.r#type() == EventType::Delete;
-                    let record = self.client.record(event.kv?);
-                    Some(if deleted {
-                        Change::Deleted {
-                            key: record.key,
-                            revision: record.mod_revision,
-                        }
-                    } else {
-                        Change::Put(record)
-                    })
+            let changes = answer.events().iter().filter_map(|event| {
+                let record = self.client.record(event.kv()?.clone());
+                Some(match event.event_type() {
+                    EventType::Put => Change::Put(record),
+                    EventType::Delete => Change::Deleted {
+                        key: record.key,
+                        revision: record.mod_revision,
+                    },
                 })
-                .collect();
+            });
+            let changes: Vec<_> = changes.collect();
             if !changes.is_empty() {
                 return Ok(changes);
             }

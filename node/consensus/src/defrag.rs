@@ -135,13 +135,12 @@ impl Defragmenter {
 
 #[cfg(test)]
 mod tests {
+    use etcd_client::DeleteOptions;
     use hearth_base::testing::within_timeout;
 
     use super::super::client::NamespacedClient;
     use super::super::fenced::{Condition, Write, WriteError};
     use super::super::testing::{Running, Site};
-    use super::super::wire::DeleteRangeRequest;
-    use super::super::wire::kv_client::KvClient;
     use super::*;
 
     /// Large enough, and the values small enough, that nearly all of the file is in use when it is
@@ -215,13 +214,12 @@ mod tests {
         assert_eq!(keeper.members.alarms(&status).await.unwrap(), full);
         put_one(&client).await.unwrap_err();
 
-        let mut kv = KvClient::new(client.channel());
-        let some = DeleteRangeRequest {
-            key: b"namespaced:curator/a1".into(),
-            range_end: b"namespaced:curator/a2".into(),
-            ..Default::default()
-        };
-        let gone = kv.delete_range(some).await.unwrap().into_inner().deleted;
+        let some = DeleteOptions::new().with_range("namespaced:curator/a2");
+        let deletion = client
+            .kv()
+            .delete("namespaced:curator/a1", Some(some))
+            .await;
+        let gone = deletion.unwrap().deleted();
         assert!(gone > 50, "{gone}");
         takes_writes(&client).await;
         assert_eq!(client.get("a0").await.unwrap().unwrap().value, VALUE);

@@ -20,6 +20,9 @@
 //! Streams are forwarded message by message, at the speed of the slower side: nothing is queued
 //! here beyond the windows of HTTP/2.
 //!
+//! The messages are generated from a proto file of Hearth's own (`proto/etcd.proto`). Hearth itself calls etcd with the
+//! crate `etcd-client`, whose request types are not public and whose responses can only be read.
+//!
 //! Calls that are not listed in [`connection`] are not available, and a request with an unknown
 //! operation is refused: what cannot be confined is not forwarded.
 //!
@@ -33,21 +36,25 @@ mod leases;
 mod messages;
 pub mod quota;
 
+/// Messages of etcd's API, generated from `proto/etcd.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
+mod wire {
+    tonic::include_proto!("etcdserverpb");
+}
+
 use std::time::Duration;
 
 use hearth_base::event::Value;
 use tokio::net::UnixListener;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
-use tonic::{Response, Status};
+use tonic::Status;
 
 use super::client::{NO_SPACE, NamespacedClient};
-use super::wire::alarm_request::AlarmAction;
-use super::wire::maintenance_client::MaintenanceClient;
-use super::wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
 use key_prefix::KeyPrefix;
+use messages::{Call, Upward};
 use quota::Capacity;
+use wire::alarm_request::AlarmAction;
+use wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
 
 /// Timeout of a call to etcd. etcd's own is seven seconds, and callers have shorter ones.
 const CALL_BOUND: Duration = Duration::from_secs(60);
@@ -90,24 +97,25 @@ impl EtcdProxy {
         }
     }
 
-    fn maintenance(&self) -> MaintenanceClient<Channel> {
-        MaintenanceClient::new(self.client.channel())
-    }
-
     /// Lists alarms.
-    async fn alarm(&self, request: AlarmRequest) -> Result<AlarmResponse, Status> {
+    async fn alarm(&self, up: &Upward<'_>, request: AlarmRequest) -> Result<AlarmResponse, Status> {
         if request.action() != AlarmAction::Get {
             return Err(Status::permission_denied(
                 "the store is shared: alarms are read-only here",
             ));
         }
-        bounded(self.maintenance().alarm(request)).await
+        up.ask(&request).await
     }
+}
 
-    /// Returns etcd's status.
-    async fn status(&self, request: StatusRequest) -> Result<StatusResponse, Status> {
-        bounded(self.maintenance().status(request)).await
-    }
+impl Call for AlarmRequest {
+    const PATH: &'static str = "/etcdserverpb.Maintenance/Alarm";
+    type Answer = AlarmResponse;
+}
+
+impl Call for StatusRequest {
+    const PATH: &'static str = "/etcdserverpb.Maintenance/Status";
+    type Answer = StatusResponse;
 }
 
 /// The error for a call that is not available.
@@ -119,18 +127,6 @@ fn not_here(path: &str) -> Status {
         }
         _ => "the store is shared: this call is not available",
     })
-}
-
-/// One call with tonic's client, with a timeout.
-async fn bounded<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
-    let answer = async { call.await.map_err(|status| messages::told(&status)) };
-    answered(answer).await.map(Response::into_inner)
-}
-
-/// Waits for etcd's response, with a timeout.
-async fn answered<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let silent = |_| Err(Status::unavailable("etcd did not answer in time"));
-    timeout(CALL_BOUND, call).await.unwrap_or_else(silent)
 }
 
 #[cfg(test)]

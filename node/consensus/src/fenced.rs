@@ -9,10 +9,9 @@
 //! ([`Condition::Created`] of its election key): a leader that was replaced while it was suspended
 //! writes nothing.
 
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+
 use super::client::{ConsensusError, Lease, NamespacedClient};
-use super::wire::compare::{CompareTarget, TargetUnion};
-use super::wire::request_op::Request;
-use super::wire::{Compare, DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
 
 /// The epoch key, below each user's prefix; its revision is that of the user's last write.
 pub const EPOCH: &str = "epoch";
@@ -122,72 +121,47 @@ impl NamespacedClient {
     /// Commits the write atomically. Returns its revision.
     pub async fn write(&self, write: Write) -> Result<i64, WriteError> {
         const WHAT: &str = "write";
-        let operation = |request| RequestOp {
-            request: Some(request),
-        };
-        let compare = write
-            .conditions
-            .iter()
-            .map(|condition| self.compare(condition))
-            .collect();
-        let mut success: Vec<_> = write
-            .operations
-            .into_iter()
-            .map(|step| match step {
-                Operation::Put { key, value, lease } => Request::RequestPut(PutRequest {
-                    key: self.absolute(&key),
-                    value,
-                    lease: lease.map_or(0, Lease::id),
-                    ..Default::default()
-                }),
-                Operation::Delete { key } => Request::RequestDeleteRange(DeleteRangeRequest {
-                    key: self.absolute(&key),
-                    ..Default::default()
-                }),
-            })
-            .map(operation)
-            .collect();
-        success.push(operation(Request::RequestPut(PutRequest {
-            key: [self.root.as_bytes(), EPOCH.as_bytes()].concat(),
-            ..Default::default()
-        })));
+        let compare = write.conditions.iter();
+        let compare: Vec<_> = compare.map(|condition| self.compare(condition)).collect();
+        let operations = write.operations.into_iter();
+        let mut operations: Vec<_> = operations.map(|step| self.operation(step)).collect();
+        let epoch = [self.root.as_bytes(), EPOCH.as_bytes()].concat();
+        operations.push(TxnOp::put(epoch, "", None));
 
         let mut kv = self.kv();
-        let request = TxnRequest {
-            compare,
-            success,
-            ..Default::default()
-        };
-        let answer = self.step(WHAT, kv.txn(request)).await?;
-        if !answer.succeeded {
+        let call = kv.txn(Txn::new().when(compare).and_then(operations));
+        let answer = self.step(WHAT, call).await?;
+        if !answer.succeeded() {
             return Err(WriteError::Conflict);
         }
-        let header = answer.header.ok_or(ConsensusError::Malformed {
+        let header = answer.header().ok_or(ConsensusError::Malformed {
             what: WHAT,
             missing: "header",
         })?;
-        Ok(header.revision)
+        Ok(header.revision())
     }
 
     /// A key that does not exist has the revision 0.
     fn compare(&self, condition: &Condition) -> Compare {
-        let (key, target, union) = match condition {
-            Condition::Absent(key) => (key, CompareTarget::Create, TargetUnion::CreateRevision(0)),
-            Condition::Created(key, revision) => (
-                key,
-                CompareTarget::Create,
-                TargetUnion::CreateRevision(*revision),
-            ),
-            Condition::Unchanged(key, revision) => {
-                (key, CompareTarget::Mod, TargetUnion::ModRevision(*revision))
+        let equal = CompareOp::Equal;
+        match condition {
+            Condition::Absent(key) => Compare::create_revision(self.absolute(key), equal, 0),
+            Condition::Created(key, revision) => {
+                Compare::create_revision(self.absolute(key), equal, *revision)
             }
-        };
-        let mut compare = Compare {
-            key: self.absolute(key),
-            target_union: Some(union),
-            ..Default::default()
-        };
-        compare.set_target(target);
-        compare
+            Condition::Unchanged(key, revision) => {
+                Compare::mod_revision(self.absolute(key), equal, *revision)
+            }
+        }
+    }
+
+    fn operation(&self, operation: Operation) -> TxnOp {
+        match operation {
+            Operation::Put { key, value, lease } => {
+                let options = lease.map(|lease| PutOptions::new().with_lease(lease.id()));
+                TxnOp::put(self.absolute(&key), value, options)
+            }
+            Operation::Delete { key } => TxnOp::delete(self.absolute(&key), None),
+        }
     }
 }

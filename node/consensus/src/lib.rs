@@ -14,7 +14,9 @@
 //! again, and missing data are an error.
 //!
 //! "etcd is ready" means that it has answered a linearizable read, not that a process runs or a
-//! port is open.
+//! port is open. etcd's own `/readyz` makes the same read, and also fails while there is a CORRUPT alarm, which
+//! operators can see only if curators have their clients then. `/livez` makes a read that is not linearizable, as a
+//! call on the connection that exists would, so an HTTP client beside it would detect nothing more.
 #![cfg_attr(
     test,
     allow(
@@ -32,12 +34,7 @@ mod log;
 pub mod member_record;
 mod members;
 mod process;
-
-/// etcd's gRPC API, generated from `proto/etcd.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
-mod wire {
-    tonic::include_proto!("etcdserverpb");
-}
+mod store_version;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -63,6 +60,7 @@ pub use client::{
 pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
+pub use store_version::StoreVersionError;
 
 /// Maximum size of etcd's database file in bytes (see `defrag`). etcd's own default is twice that,
 /// which is more than small disks have.
@@ -135,6 +133,9 @@ pub enum ConsensusFailure {
     /// The member record on the disk cannot be read.
     #[error("cannot read the etcd member record")]
     MemberRecord(#[from] MemberRecordError),
+    /// The store on the disk is of another version of etcd.
+    #[error(transparent)]
+    StoreVersion(#[from] StoreVersionError),
     /// The process could not be started, or exited.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -183,6 +184,7 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
         || config.credentials.certificate().exists()
         || !pki::has_authority_keys(&config.etcd)?;
     if acknowledged && member_record::has_log(&config.etcd) {
+        store_version::admit(&config.etcd)?;
         return Ok(Start::Existing);
     }
     let start = match joining {
@@ -197,6 +199,7 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
         member_record::discard_data(&config.etcd)?;
         tracing::info!("discarded etcd data left by an interrupted start");
     }
+    store_version::note(&config.etcd)?;
     // etcd rejects a data directory that others can read.
     files::create_dir_durably(&config.etcd.data(), 0o700)?;
     Ok(start)

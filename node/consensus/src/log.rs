@@ -20,6 +20,20 @@ const DROPPED_FIELDS: [&str; 5] = ["level", "ts", "caller", "msg", "stacktrace"]
 /// Maximum length of a field in characters; longer ones are truncated.
 const LONGEST_FIELD: usize = 512;
 
+/// Errors that belong to every start or shutdown: the message, and the end of the field `error`. etcd reports the end of
+/// a server like a failure to start it, and tries to note the store's version, which it repeats until it succeeds,
+/// before a new store has its first entry.
+const EXPECTED: [(&str, &str); 4] = [
+    (SERVING, "http: Server closed"),
+    (SERVING, "mux: server closed"),
+    (SERVING, "use of closed network connection"),
+    (
+        "failed to update storage version",
+        "missing term information",
+    ),
+];
+const SERVING: &str = "setting up serving from embedded etcd failed.";
+
 /// A repetition within this time after a shown message is suppressed.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of remembered messages. etcd's are constants of its source.
@@ -52,6 +66,7 @@ pub(crate) fn parse(line: &str) -> Line {
     let level = fields.get("level").and_then(Value::as_str).unwrap_or("");
     let (severity, fatal) = match level {
         "debug" | "info" => (Severity::Debug, false),
+        "error" if is_expected(&fields) => (Severity::Debug, false),
         "error" => (Severity::Error, false),
         "dpanic" | "panic" | "fatal" => (Severity::Error, true),
         _ => (Severity::Warning, false),
@@ -77,6 +92,14 @@ pub(crate) fn parse(line: &str) -> Line {
         kind,
         fatal,
     }
+}
+
+/// Whether this is the usual course of things, which etcd reports as an error ([`EXPECTED`]).
+fn is_expected(fields: &Map<String, Value>) -> bool {
+    let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or("");
+    let (message, error) = (text("msg"), text("error"));
+    let is_it = |(of, end): &(&str, &str)| *of == message && error.ends_with(end);
+    EXPECTED.iter().any(is_it)
 }
 
 /// The messages that were shown recently.
@@ -149,6 +172,29 @@ mod tests {
         assert_eq!(line.severity, Severity::Warning);
         assert_eq!(line.message, "slow count=3 took=1s");
         assert!(!line.fatal);
+    }
+
+    #[test]
+    fn what_happens_at_every_start_and_shutdown_is_no_error() {
+        let severity = |message: &str, error: &str| {
+            let line = format!(r#"{{"level":"error","msg":"{message}","error":"{error}"}}"#);
+            parse(&line).severity
+        };
+        for (message, error) in EXPECTED {
+            assert_eq!(severity(message, error), Severity::Debug);
+            assert_eq!(severity("something else", error), Severity::Error);
+        }
+        assert_eq!(
+            severity(
+                SERVING,
+                "accept unix client:0: use of closed network connection"
+            ),
+            Severity::Debug
+        );
+        assert_eq!(
+            severity(SERVING, "bind: address already in use"),
+            Severity::Error
+        );
     }
 
     #[test]

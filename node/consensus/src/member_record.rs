@@ -186,13 +186,14 @@ pub fn wipe(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
 }
 
 /// The files of a member apart from its data, in the order of removal.
-fn traces(etcd: &layout::Etcd) -> [PathBuf; 6] {
+fn traces(etcd: &layout::Etcd) -> [PathBuf; 7] {
     let peer = etcd.peer();
     [
         peer.certificate(),
         peer.ca(),
         etcd.joined(),
         etcd.company(),
+        etcd.store_version(),
         peer.key(),
         etcd.member(),
     ]
@@ -215,6 +216,7 @@ mod tests {
     use hearth_host::layout::Root;
 
     use super::*;
+    use crate::store_version;
 
     const M: MemberId = MemberId(7);
 
@@ -285,6 +287,7 @@ mod tests {
                 step();
             }
             note_peers_expected(&etcd).unwrap();
+            store_version::note(&etcd).unwrap();
             // The data are removed in several steps.
             if cut > 0 {
                 fs::remove_dir_all(etcd.log()).unwrap();

@@ -11,21 +11,17 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use etcd_client::{
+    AlarmAction, AlarmOptions, AlarmType, Client, ClusterClient, Error, MaintenanceClient,
+    MemberAddOptions,
+};
 use hearth_api::identity::NodeId;
 use hearth_api::names::PORT_ETCD_PEER;
-use tonic::transport::Channel;
-use tonic::{Response, Status};
 
 use super::client::{ConsensusError, RootClient, within};
-use super::wire::alarm_request::AlarmAction;
-use super::wire::cluster_client::ClusterClient;
-use super::wire::maintenance_client::MaintenanceClient;
-use super::wire::{
-    self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
-    MemberPromoteRequest, MemberRemoveRequest, StatusRequest,
-};
 
 /// Timeout of a call: a membership change waits for the agreement of the members.
 const CALL_BOUND: Duration = Duration::from_secs(10);
@@ -59,6 +55,15 @@ pub struct Member {
 }
 
 impl Member {
+    fn of(told: &etcd_client::Member) -> Self {
+        Self {
+            id: MemberId(told.id()),
+            name: told.name().to_owned(),
+            peer_urls: told.peer_urls().to_vec(),
+            learner: told.is_learner(),
+        }
+    }
+
     /// The node that the member runs, or will run, on: the host in its peer URL.
     pub fn node(&self) -> Option<NodeId> {
         let [url] = &self.peer_urls[..] else {
@@ -71,17 +76,6 @@ impl Member {
     /// Whether it has started and published its name since it was added.
     pub fn started(&self) -> bool {
         !self.name.is_empty()
-    }
-}
-
-impl From<wire::Member> for Member {
-    fn from(member: wire::Member) -> Self {
-        Self {
-            id: MemberId(member.id),
-            name: member.name,
-            peer_urls: member.peer_urls,
-            learner: member.is_learner,
-        }
     }
 }
 
@@ -120,7 +114,7 @@ pub enum Alarm {
 /// Client of etcd's membership and maintenance APIs, through the member on this node.
 #[derive(Clone)]
 pub struct Members {
-    channel: Channel,
+    etcd: Arc<Client>,
     bound: Duration,
 }
 
@@ -128,7 +122,7 @@ impl RootClient {
     /// The client of the membership.
     pub fn members(&self) -> Members {
         Members {
-            channel: self.channel.clone(),
+            etcd: self.etcd.clone(),
             bound: CALL_BOUND,
         }
     }
@@ -143,18 +137,18 @@ impl Members {
         }
     }
 
-    fn cluster(&self) -> ClusterClient<Channel> {
-        ClusterClient::new(self.channel.clone())
+    fn cluster(&self) -> ClusterClient {
+        self.etcd.cluster_client()
     }
 
-    fn maintenance(&self) -> MaintenanceClient<Channel> {
-        MaintenanceClient::new(self.channel.clone())
+    fn maintenance(&self) -> MaintenanceClient {
+        self.etcd.maintenance_client()
     }
 
     async fn step<T>(
         &self,
         what: &'static str,
-        call: impl Future<Output = Result<Response<T>, Status>>,
+        call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, ConsensusError> {
         within(self.bound, what, call).await
     }
@@ -163,38 +157,37 @@ impl Members {
     /// refuses the call.
     pub async fn list(&self) -> Result<Vec<Member>, ConsensusError> {
         let mut client = self.cluster();
-        let call = client.member_list(MemberListRequest {});
-        let answer = self.step("list members", call).await?;
-        Ok(answer.members.into_iter().map(Member::from).collect())
+        let answer = self.step("list members", client.member_list()).await?;
+        Ok(answer.members().iter().map(Member::of).collect())
     }
 
     /// Adds a learner for a node.
     pub async fn add_learner(&self, node: NodeId) -> Result<MemberId, ConsensusError> {
         const WHAT: &str = "add a learner";
         let mut client = self.cluster();
-        let call = client.member_add(MemberAddRequest {
-            peer_urls: vec![peer_url(node)],
-            is_learner: true,
-        });
+        let learner = MemberAddOptions::new().with_is_learner();
+        let call = client.member_add([peer_url(node)], Some(learner));
         let answer = self.step(WHAT, call).await?;
-        let member = answer.member.ok_or(ConsensusError::Malformed {
+        let member = answer.member().ok_or(ConsensusError::Malformed {
             what: WHAT,
             missing: "member",
         })?;
-        Ok(MemberId(member.id))
+        Ok(MemberId(member.id()))
     }
 
-    /// Promotes a learner to a voter. etcd 3.4 does not check whether it has caught up.
+    /// Promotes a learner to a voter. etcd refuses one that has less than nine tenths of the leader's log. That it has
+    /// all of it, that it runs, and that there is a quorum with it, is for the caller to check: etcd would look at the
+    /// last only with its strict check of changes, which is off.
     pub async fn promote(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.cluster();
-        let call = client.member_promote(MemberPromoteRequest { id: member.0 });
+        let call = client.member_promote(member.0);
         self.step("promote a learner", call).await.map(drop)
     }
 
     /// Removes a member permanently. Succeeds if it is removed already.
     pub async fn remove(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.cluster();
-        let call = client.member_remove(MemberRemoveRequest { id: member.0 });
+        let call = client.member_remove(member.0);
         match self.step("remove a member", call).await {
             Err(ConsensusError::Failed { source, .. })
                 if source.code() == tonic::Code::NotFound =>
@@ -209,26 +202,25 @@ impl Members {
     pub async fn status(&self) -> Result<MemberStatus, ConsensusError> {
         const WHAT: &str = "get etcd's status";
         let mut client = self.maintenance();
-        let answer = self.step(WHAT, client.status(StatusRequest {})).await?;
-        let header = answer.header.ok_or(ConsensusError::Malformed {
+        let answer = self.step(WHAT, client.status()).await?;
+        let header = answer.header().ok_or(ConsensusError::Malformed {
             what: WHAT,
             missing: "header",
         })?;
         Ok(MemberStatus {
-            id: MemberId(header.member_id),
-            learner: answer.is_learner,
-            leader: Some(MemberId(answer.leader)).filter(|id| id.0 != 0),
-            committed: answer.raft_index,
-            applied: answer.raft_applied_index,
-            revision: header.revision,
-            file: answer.db_size.unsigned_abs(),
-            used: answer.db_size_in_use.unsigned_abs(),
-            alarmed: answer.errors.iter().any(|text| text.contains("alarm:")),
+            id: MemberId(header.member_id()),
+            learner: answer.is_learner(),
+            leader: Some(MemberId(answer.leader())).filter(|id| id.0 != 0),
+            committed: answer.raft_index(),
+            applied: answer.raft_applied_index(),
+            revision: header.revision(),
+            file: answer.db_size().unsigned_abs(),
+            used: answer.raft_used_db_size().unsigned_abs(),
+            alarmed: answer.errors().iter().any(|text| text.contains("alarm:")),
         })
     }
 
-    /// The active alarms, as far as this etcd knows, each member and kind once. Kinds of alarms
-    /// that etcd does not have today are ignored. `status` tells whether there are any.
+    /// The active alarms, as far as this etcd knows, each member and kind once. `status` tells whether there are any.
     pub async fn alarms(
         &self,
         status: &MemberStatus,
@@ -238,37 +230,34 @@ impl Members {
             return Ok(Vec::new());
         }
         let mut client = self.maintenance();
-        let call = client.alarm(AlarmRequest::default());
+        let call = client.alarm(AlarmAction::Get, AlarmType::None, None);
         let answer = self.step("list etcd's alarms", call).await?;
-        let known = |alarm: &wire::AlarmMember| {
+        let known = answer.alarms().iter().filter_map(|alarm| {
             let kind = match alarm.alarm() {
                 AlarmType::None => return None,
                 AlarmType::Nospace => Alarm::NoSpace,
                 AlarmType::Corrupt => Alarm::Corrupt,
             };
-            Some((MemberId(alarm.member_id), kind))
-        };
-        Ok(answer.alarms.iter().filter_map(known).collect())
+            Some((MemberId(alarm.member_id()), kind))
+        });
+        Ok(known.collect())
     }
 
     /// Disarms a member's NOSPACE alarm.
     pub async fn has_space(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.maintenance();
-        let call = client.alarm(AlarmRequest {
-            action: AlarmAction::Deactivate.into(),
-            member_id: member.0,
-            alarm: AlarmType::Nospace.into(),
-        });
+        let mut options = AlarmOptions::new();
+        options.with_member(member.0);
+        let call = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
         self.step("disarm the NOSPACE alarm", call).await.map(drop)
     }
 
     /// Defragments the database file of this etcd. It answers no other call meanwhile.
     pub async fn defragment(&self) -> Result<(), ConsensusError> {
         let mut client = self.maintenance();
-        let call = client.defragment(DefragmentRequest {});
-        self.step("defragment etcd's database", call)
-            .await
-            .map(drop)
+        let call = client.defragment();
+        let done = self.step("defragment etcd's database", call).await;
+        done.map(drop)
     }
 }
 

@@ -15,8 +15,14 @@ use super::{Config, Start, Timing, log, peer_url};
 /// etcd requires a port in every client URL, even of a unix socket. The whole "host" is the file
 /// name of the socket, in the working directory.
 const SOCKET_NAME: &str = "client:0";
-/// How long etcd may take to shut down before it is killed.
-const STOP_BOUND: Duration = Duration::from_secs(5);
+/// Where etcd serves HTTP, such as `/livez`. On the clients' socket it would accept connections while
+/// it shuts down, and wait for ever for one on which nothing is sent: a client that is about to
+/// reconnect, and has no call any more.
+const HTTP_SOCKET_NAME: &str = "http:0";
+/// How long etcd may take to shut down before it is killed, which loses nothing. A leader whose peers are gone takes
+/// longer: it asks each of them for its version, and waits three seconds for each. Shorter than the time after which the
+/// supervisor warns.
+const STOP_BOUND: Duration = Duration::from_secs(4);
 /// Part of etcd's message when the other members have removed it. etcd exits then, and after every
 /// further start.
 const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";
@@ -69,13 +75,15 @@ impl Etcd {
         timing: Timing,
         dn: String,
     ) -> Result<Self, ProcessError> {
-        // An etcd that was killed leaves its socket behind, and the next one could not bind it.
-        let socket = socket(&config.socket_dir);
-        match fs::remove_file(&socket) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(ProcessError::Socket { socket, source });
+        // An etcd that was killed leaves its sockets behind, and the next one could not bind them.
+        for name in [SOCKET_NAME, HTTP_SOCKET_NAME] {
+            let socket = config.socket_dir.join(name);
+            match fs::remove_file(&socket) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(ProcessError::Socket { socket, source });
+                }
+                _ => {}
             }
-            _ => {}
         }
         let mut command = Command::new(&config.binary);
         command
@@ -150,6 +158,10 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         ("--data-dir", path(config.etcd.data())),
         ("--listen-client-urls", client.clone()),
         ("--advertise-client-urls", client),
+        (
+            "--listen-client-http-urls",
+            format!("unix://{HTTP_SOCKET_NAME}"),
+        ),
         ("--listen-peer-urls", listen_url(config.peer_listen)),
         ("--initial-advertise-peer-urls", url.clone()),
         ("--initial-cluster", initial),
@@ -163,7 +175,7 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         ("--quota-backend-bytes", config.quota_bytes.to_string()),
         ("--auto-compaction-mode", "periodic".into()),
         ("--auto-compaction-retention", "1h".into()),
-        // The default keeps 100,000 entries in memory, which is more than a small node has.
+        // The entries that etcd keeps in memory between two snapshots.
         ("--snapshot-count", "10000".into()),
         ("--logger", "zap".into()),
         ("--log-outputs", "stderr".into()),
@@ -175,7 +187,9 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         [
             "--peer-client-cert-auth",
             // A peer is identified by its certificate, whatever its address.
-            "--experimental-peer-skip-client-san-verification",
+            "--peer-skip-client-san-verification",
+            // All members have the same program, so none needs an older version.
+            "--tls-min-version=TLS1.3",
             // A member that was partitioned does not force an election when it reconnects.
             "--pre-vote",
             // With the strict check, etcd adds no member while a voter is away, nor within five

@@ -24,6 +24,22 @@ use super::{
     process, run,
 };
 
+/// The etcd that an image has: the file that `HEARTH_ETCD` names, or `hearth/etcd` in the target folder that this
+/// program was built in, where the tasks put it.
+pub fn etcd() -> PathBuf {
+    if let Some(program) = std::env::var_os("HEARTH_ETCD") {
+        return program.into();
+    }
+    let this = std::env::current_exe().unwrap();
+    let mut places = this.ancestors().map(|folder| folder.join("hearth/etcd"));
+    places.find(|program| program.exists()).unwrap_or_else(|| {
+        panic!(
+            "no hearth/etcd above {}: `cargo xtask image` builds it",
+            this.display()
+        )
+    })
+}
+
 /// A loopback address that no other site of this process uses.
 fn own_address() -> Ipv4Addr {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
@@ -105,7 +121,7 @@ impl Site {
             founding,
             peers: PeerReadiness::default(),
             quota_bytes: self.quota_bytes,
-            binary: PathBuf::from("/usr/bin/etcd"),
+            binary: etcd(),
             peer_proxy: None,
             state: self.state.1.clone(),
             log: self.log.clone(),

@@ -1,4 +1,6 @@
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Instant;
 
 use hearth_base::logtree::{Query, Severity};
@@ -332,4 +334,84 @@ async fn etcd_becomes_patient_once_and_for_ever_when_peers_are_expected() {
     assert!(patient(site.etcd_pid()));
     within_timeout("readiness", running.peers.peer_timing_ready()).await;
     running.stop().await;
+}
+
+/// The data directory below `node/fixtures` that etcd of the minor version before has made, on a site of a member.
+fn restore_store_of_before(site: &Site) {
+    let etcd = site.root.data.etcd();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/etcd-3.6");
+    for part in ["member/snap", "member/wal"] {
+        let folder = etcd.data().join(part);
+        fs::create_dir_all(&folder).unwrap();
+        for compressed in fs::read_dir(fixture.join(part)).unwrap() {
+            let compressed = compressed.unwrap().path();
+            let file = folder.join(compressed.file_stem().unwrap());
+            let (from, to) = (fs::File::open(&compressed), fs::File::create(file));
+            zstd::stream::copy_decode(from.unwrap(), to.unwrap()).unwrap();
+        }
+    }
+    fs::set_permissions(etcd.data(), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(etcd.store_version(), "3.6\n").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_of_the_minor_version_before_is_taken_over() {
+    let site = Site::new();
+    restore_store_of_before(&site);
+    let running = site.start(false).await;
+    let client = running.client();
+    let listing = client.list("numbers/").await.unwrap();
+    assert_eq!(listing.records.len(), 39);
+    let value = async |key| client.get(key).await.unwrap().map(|record| record.value);
+    assert_eq!(value("numbers/1").await.unwrap(), b"one");
+    assert_eq!(value("numbers/2").await, None);
+    assert_eq!(value("numbers/40").await.unwrap(), b"40");
+    let leased = client.get("leased").await.unwrap().unwrap();
+    assert!(client.renew(Lease::from_id(leased.lease)).await.unwrap());
+    let written = client.write(put_new("a", "1")).await.unwrap();
+    assert!(written > listing.revision);
+
+    // The members have agreed on the new version, and etcd has changed the store.
+    let mut maintenance = running.handle().root().etcd.maintenance_client();
+    within_timeout("the new storage version", async {
+        while !maintenance
+            .status()
+            .await
+            .unwrap()
+            .storage_version()
+            .starts_with("3.7")
+        {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    running.stop().await;
+
+    let note = fs::read_to_string(site.root.data.etcd().store_version());
+    assert_eq!(note.unwrap(), "3.7\n");
+    let running = site.start(false).await;
+    assert!(running.client().get("a").await.unwrap().is_some());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_is_not_started_on_a_store_of_another_version() {
+    let site = Site::new();
+    let etcd = site.root.data.etcd();
+    fs::create_dir_all(etcd.log()).unwrap();
+    // An image before the first note, and a later image.
+    for (note, version) in [(None, "3.4"), (Some("3.8\n"), "3.8")] {
+        if let Some(note) = note {
+            fs::write(etcd.store_version(), note).unwrap();
+        }
+        let running = site.start_anyhow(false);
+        let failure = running.failure().await;
+        running.stop().await;
+        assert!(
+            failure.contains(&format!("is of etcd {version}, which")),
+            "{failure}"
+        );
+        assert!(site.etcd_pids().is_empty());
+        assert_eq!(fs::read_dir(etcd.log()).unwrap().count(), 0);
+    }
 }

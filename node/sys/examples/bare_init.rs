@@ -147,6 +147,7 @@ async fn start_etcd(address: IpAddr) -> Result<Child> {
         ("data-dir", ETCD_DATA),
         ("listen-client-urls", &client),
         ("advertise-client-urls", &client),
+        ("listen-client-http-urls", "unix://http:0"),
         ("listen-peer-urls", &peer),
         ("initial-advertise-peer-urls", &peer),
         ("initial-cluster", &format!("bare={peer}")),

@@ -19,7 +19,7 @@ use tokio::process::Command;
 /// What each runs, and a part of what it prints. Two are in one row if the second needs the first.
 const TASKS: &[(&[&str], &str)] = &[
     (&["kernel"], "bzImage"),
-    (&["kubernetes"], "root"),
+    (&["bundle"], "root"),
     (&["image --format qcow2"], "hearth.qcow2"),
     (&["sizes"], "init"),
     (&["run --direct --detach", "stop --force"], "node-1 is HOME"),

@@ -21,19 +21,21 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use h2::RecvStream;
 use h2::client::{self, SendRequest};
 use h2::server::{self, SendResponse};
-use http::{HeaderMap, Request};
+use http::Request;
 use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tonic::Status;
 
-use super::super::wire::{
-    DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest, WatchRequest, WatchResponse,
-};
 use super::EtcdProxy;
 use super::key_prefix::HasKeys;
-use super::messages::{self, Messages};
+use super::messages::{self, Call as _, Messages, Upward};
+use super::wire::{
+    AlarmRequest, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseLeasesRequest,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest, RangeRequest, StatusRequest,
+    TxnRequest, WatchRequest, WatchResponse,
+};
 
 /// HTTP/2 flow-control windows of a stream and of a connection. Lists of objects are megabytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -160,43 +162,31 @@ impl ProxyConnection<'_> {
     async fn call(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
         let (proxy, body) = (self.proxy, Messages::of(body));
+        let up = Upward {
+            etcd: &self.etcd,
+            came_with: &head.headers,
+        };
         match head.uri.path() {
-            RangeRequest::PATH => {
-                self.about_keys::<RangeRequest>(&head.headers, body, respond)
-                    .await
-            }
-            TxnRequest::PATH => {
-                self.about_keys::<TxnRequest>(&head.headers, body, respond)
-                    .await
-            }
-            PutRequest::PATH => {
-                self.about_keys::<PutRequest>(&head.headers, body, respond)
-                    .await
-            }
+            RangeRequest::PATH => self.about_keys::<RangeRequest>(&up, body, respond).await,
+            TxnRequest::PATH => self.about_keys::<TxnRequest>(&up, body, respond).await,
+            PutRequest::PATH => self.about_keys::<PutRequest>(&up, body, respond).await,
             DeleteRangeRequest::PATH => {
-                self.about_keys::<DeleteRangeRequest>(&head.headers, body, respond)
+                self.about_keys::<DeleteRangeRequest>(&up, body, respond)
                     .await;
             }
-            WATCH_PATH => self.watch(&head.headers, body, respond).await,
-            "/etcdserverpb.Lease/LeaseGrant" => {
-                asked(body, respond, |request| proxy.grant(request)).await;
+            WATCH_PATH => self.watch(&up, body, respond).await,
+            LeaseGrantRequest::PATH => asked(body, respond, |it| proxy.grant(&up, it)).await,
+            LeaseRevokeRequest::PATH => asked(body, respond, |it| proxy.revoke(&up, it)).await,
+            LeaseTimeToLiveRequest::PATH => {
+                asked(body, respond, |it| proxy.time_to_live(&up, it)).await;
             }
-            "/etcdserverpb.Lease/LeaseRevoke" => {
-                asked(body, respond, |request| proxy.revoke(request)).await;
+            LeaseLeasesRequest::PATH => asked(body, respond, |it| proxy.list_leases(&up, it)).await,
+            LeaseKeepAliveRequest::PATH => self.keep_alive(&up, body, respond).await,
+            StatusRequest::PATH => {
+                let status = async |it: StatusRequest| up.ask(&it).await;
+                asked(body, respond, status).await;
             }
-            "/etcdserverpb.Lease/LeaseTimeToLive" => {
-                asked(body, respond, |request| proxy.time_to_live(request)).await;
-            }
-            "/etcdserverpb.Lease/LeaseLeases" => {
-                asked(body, respond, |request| proxy.list_leases(request)).await;
-            }
-            "/etcdserverpb.Lease/LeaseKeepAlive" => self.keep_alive(body, respond).await,
-            "/etcdserverpb.Maintenance/Status" => {
-                asked(body, respond, |request| proxy.status(request)).await;
-            }
-            "/etcdserverpb.Maintenance/Alarm" => {
-                asked(body, respond, |request| proxy.alarm(request)).await;
-            }
+            AlarmRequest::PATH => asked(body, respond, |it| proxy.alarm(&up, it)).await,
             path => {
                 let mut respond = respond;
                 messages::refuse(&mut respond, super::not_here(path));
@@ -207,7 +197,7 @@ impl ProxyConnection<'_> {
     /// Forwards one unary call about keys.
     async fn about_keys<Q: HasKeys>(
         &self,
-        head: &HeaderMap,
+        up: &Upward<'_>,
         body: Messages,
         respond: SendResponse<Bytes>,
     ) {
@@ -218,29 +208,17 @@ impl ProxyConnection<'_> {
             if puts {
                 self.proxy.has_capacity()?;
             }
-            let mut answer = self.ask(head, &question).await?;
+            let mut answer = up.ask(&question).await?;
             Q::down(&mut answer, prefix)?;
             Ok(answer)
         };
         asked(body, respond, ask).await;
     }
 
-    async fn ask<Q: HasKeys>(&self, head: &HeaderMap, question: &Q) -> Result<Q::Answer, Status> {
-        let answer = async {
-            let (answer, mut sink) = messages::call(&self.etcd, Q::PATH, head).await?;
-            sink.send(question, true).await?;
-            let mut answers = messages::answers(answer).await?;
-            let answer = answers.next().await?;
-            answers.ended().await?;
-            answer.ok_or_else(|| Status::internal("etcd ended a call without a response"))
-        };
-        super::answered(answer).await
-    }
-
     /// Forwards a watch stream, which may contain many watches: requests to etcd as they arrive,
     /// responses to the program. If the caller cancels the stream, the watches end in etcd as well.
-    async fn watch(&self, head: &HeaderMap, mut body: Messages, mut respond: SendResponse<Bytes>) {
-        let (answer, mut up) = match messages::call(&self.etcd, WATCH_PATH, head).await {
+    async fn watch(&self, up: &Upward<'_>, mut body: Messages, mut respond: SendResponse<Bytes>) {
+        let (answer, mut up) = match up.call(WATCH_PATH).await {
             Ok(call) => call,
             Err(status) => return messages::refuse(&mut respond, status),
         };
@@ -281,13 +259,18 @@ impl ProxyConnection<'_> {
 
     /// Forwards lease renewals with one call to etcd for each, since their users renew rarely, if
     /// at all.
-    async fn keep_alive(&self, mut body: Messages, mut respond: SendResponse<Bytes>) {
+    async fn keep_alive(
+        &self,
+        up: &Upward<'_>,
+        mut body: Messages,
+        mut respond: SendResponse<Bytes>,
+    ) {
         let Ok(mut down) = messages::begin(&mut respond) else {
             return;
         };
         let renewals = async {
             while let Some(request) = body.next().await? {
-                let renewed = self.proxy.renew(request).await?;
+                let renewed = self.proxy.renew(up, request).await?;
                 down.send(&renewed, false).await?;
             }
             Ok(())

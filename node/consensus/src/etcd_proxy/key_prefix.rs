@@ -4,19 +4,19 @@
 
 use std::sync::Arc;
 
-use prost::Message;
 use tonic::Status;
 
 use super::super::client::successor;
-use super::super::wire::request_op::Request as Asked;
-use super::super::wire::response_op::Response as Answered;
-use super::super::wire::watch_request::RequestUnion;
-use super::super::wire::{
+use super::leases;
+use super::messages::Call;
+use super::wire::request_op::Request as Asked;
+use super::wire::response_op::Response as Answered;
+use super::wire::watch_request::RequestUnion;
+use super::wire::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, PutResponse,
     RangeRequest, RangeResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse, WatchRequest,
     WatchResponse,
 };
-use super::leases;
 
 /// Maximum nesting of transactions; etcd's callers do not nest them.
 const DEEPEST_TXN: usize = 4;
@@ -164,12 +164,7 @@ impl KeyPrefix {
 }
 
 /// A request about keys, which is forwarded.
-pub(super) trait HasKeys: Message + Default {
-    /// Path of the gRPC method.
-    const PATH: &'static str;
-    /// The response message.
-    type Answer: Message + Default;
-
+pub(super) trait HasKeys: Call {
     /// Rewrites the keys of the request for the store.
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status>;
 
@@ -182,10 +177,12 @@ pub(super) trait HasKeys: Message + Default {
     }
 }
 
-impl HasKeys for RangeRequest {
+impl Call for RangeRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Range";
     type Answer = RangeResponse;
+}
 
+impl HasKeys for RangeRequest {
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
         prefix.range_up(self)
     }
@@ -195,10 +192,12 @@ impl HasKeys for RangeRequest {
     }
 }
 
-impl HasKeys for PutRequest {
+impl Call for PutRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Put";
     type Answer = PutResponse;
+}
 
+impl HasKeys for PutRequest {
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
         prefix.put_up(self)
     }
@@ -212,10 +211,12 @@ impl HasKeys for PutRequest {
     }
 }
 
-impl HasKeys for DeleteRangeRequest {
+impl Call for DeleteRangeRequest {
     const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
     type Answer = DeleteRangeResponse;
+}
 
+impl HasKeys for DeleteRangeRequest {
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
         prefix.delete_up(self)
     }
@@ -225,10 +226,12 @@ impl HasKeys for DeleteRangeRequest {
     }
 }
 
-impl HasKeys for TxnRequest {
+impl Call for TxnRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Txn";
     type Answer = TxnResponse;
+}
 
+impl HasKeys for TxnRequest {
     // A lease in a comparison is not rewritten: it only reveals whether the user's own key is
     // attached to it.
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {

@@ -1,18 +1,15 @@
 //! Leases, which have no keys: their ID tells whose they are.
-//!
-//! They are few, and latency does not matter, so they use the node's own etcd client.
 
 use hearth_api::identity::random_bytes;
-use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use tonic::{Code, Status};
 
-use super::super::wire::lease_client::LeaseClient;
-use super::super::wire::{
+use super::EtcdProxy;
+use super::messages::{Call, Upward};
+use super::wire::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
-use super::{EtcdProxy, bounded};
 
 /// How many further IDs to draw if one is taken.
 const LEASE_ID_DRAWS: usize = 4;
@@ -34,13 +31,10 @@ fn draw() -> i64 {
 }
 
 impl EtcdProxy {
-    fn leases(&self) -> LeaseClient<Channel> {
-        LeaseClient::new(self.client.channel())
-    }
-
     /// Grants a lease with an ID of this proxy.
     pub(super) async fn grant(
         &self,
+        up: &Upward<'_>,
         LeaseGrantRequest { ttl, id }: LeaseGrantRequest,
     ) -> Result<LeaseGrantResponse, Status> {
         if id != 0 && !is_ours(id) {
@@ -49,10 +43,7 @@ impl EtcdProxy {
             ));
         }
         self.has_capacity()?;
-        let grant = async |id| {
-            let request = LeaseGrantRequest { ttl, id };
-            bounded(self.leases().lease_grant(request)).await
-        };
+        let grant = async |id| up.ask(&LeaseGrantRequest { ttl, id }).await;
         if id != 0 {
             return grant(id).await;
         }
@@ -70,39 +61,35 @@ impl EtcdProxy {
     /// Revokes a lease of this proxy.
     pub(super) async fn revoke(
         &self,
+        up: &Upward<'_>,
         request: LeaseRevokeRequest,
     ) -> Result<LeaseRevokeResponse, Status> {
         if !is_ours(request.id) {
             return Err(Status::not_found(NO_SUCH_LEASE));
         }
-        bounded(self.leases().lease_revoke(request)).await
+        up.ask(&request).await
     }
 
     /// Renews a lease of this proxy; any other one is answered as expired.
     pub(super) async fn renew(
         &self,
-        LeaseKeepAliveRequest { id }: LeaseKeepAliveRequest,
+        up: &Upward<'_>,
+        request: LeaseKeepAliveRequest,
     ) -> Result<LeaseKeepAliveResponse, Status> {
-        let gone = LeaseKeepAliveResponse {
-            id,
-            ttl: 0,
-            ..Default::default()
-        };
-        if !is_ours(id) {
-            return Ok(gone);
+        if !is_ours(request.id) {
+            return Ok(LeaseKeepAliveResponse {
+                id: request.id,
+                ttl: 0,
+                ..Default::default()
+            });
         }
-        let request = tokio_stream::once(LeaseKeepAliveRequest { id });
-        let mut client = self.leases();
-        let renewal = async {
-            let mut answers = client.lease_keep_alive(request).await?.into_inner();
-            Ok(Response::new(answers.message().await?))
-        };
-        Ok(bounded(renewal).await?.unwrap_or(gone))
+        up.ask(&request).await
     }
 
     /// Remaining time and keys of a lease of this proxy.
     pub(super) async fn time_to_live(
         &self,
+        up: &Upward<'_>,
         request: LeaseTimeToLiveRequest,
     ) -> Result<LeaseTimeToLiveResponse, Status> {
         if !is_ours(request.id) {
@@ -112,7 +99,7 @@ impl EtcdProxy {
                 ..Default::default()
             });
         }
-        let mut answer = bounded(self.leases().lease_time_to_live(request)).await?;
+        let mut answer = up.ask(&request).await?;
         for key in &mut answer.keys {
             self.prefix.down(key)?;
         }
@@ -122,10 +109,37 @@ impl EtcdProxy {
     /// Lists the leases of this proxy.
     pub(super) async fn list_leases(
         &self,
+        up: &Upward<'_>,
         request: LeaseLeasesRequest,
     ) -> Result<LeaseLeasesResponse, Status> {
-        let mut answer = bounded(self.leases().lease_leases(request)).await?;
+        let mut answer = up.ask(&request).await?;
         answer.leases.retain(|lease| is_ours(lease.id));
         Ok(answer)
     }
+}
+
+impl Call for LeaseGrantRequest {
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseGrant";
+    type Answer = LeaseGrantResponse;
+}
+
+impl Call for LeaseRevokeRequest {
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseRevoke";
+    type Answer = LeaseRevokeResponse;
+}
+
+impl Call for LeaseTimeToLiveRequest {
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseTimeToLive";
+    type Answer = LeaseTimeToLiveResponse;
+}
+
+impl Call for LeaseLeasesRequest {
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseLeases";
+    type Answer = LeaseLeasesResponse;
+}
+
+/// A stream of renewals in etcd. Each is forwarded as a call of its own: they are few.
+impl Call for LeaseKeepAliveRequest {
+    const PATH: &'static str = "/etcdserverpb.Lease/LeaseKeepAlive";
+    type Answer = LeaseKeepAliveResponse;
 }

@@ -1,4 +1,4 @@
-//! gRPC messages on HTTP/2 streams, as far as forwarding needs them.
+//! gRPC messages on HTTP/2 streams, and calls to etcd, as far as forwarding needs them.
 //!
 //! A message is a header of five bytes (the compression flag and the length) and its content. A
 //! call ends with a status in the trailers, or in the headers of a response that has nothing else.
@@ -13,9 +13,10 @@ use h2::{RecvStream, SendStream};
 use http::uri::{self, Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use prost::Message;
+use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::LARGEST_MESSAGE;
+use super::{CALL_BOUND, LARGEST_MESSAGE};
 
 /// Header of a message: compression flag and length.
 const FRAME_HEADER_BYTES: usize = 5;
@@ -32,7 +33,7 @@ fn broken(error: &h2::Error) -> Status {
 }
 
 /// Code and message of a status, without the metadata of its transport.
-pub(super) fn told(status: &Status) -> Status {
+fn told(status: &Status) -> Status {
     Status::new(status.code(), status.message())
 }
 
@@ -221,28 +222,54 @@ pub(super) async fn abandoned(respond: &mut SendResponse<Bytes>) {
     poll_fn(|cx| respond.poll_reset(cx)).await.ok();
 }
 
-/// Begins the same call at etcd, with the caller's headers that matter.
-pub(super) async fn call(
-    etcd: &SendRequest<Bytes>,
-    path: &'static str,
-    came_with: &HeaderMap,
-) -> Result<(ResponseFuture, Sink), Status> {
-    let mut request = Request::new(());
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = uri(path)?;
-    let headers = request.headers_mut();
-    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE_GRPC);
-    headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    for name in KEPT_HEADERS {
-        if let Some(value) = came_with.get(&name) {
-            headers.insert(name, value.clone());
-        }
+/// The request of a unary call that is forwarded.
+pub(super) trait Call: Message + Default {
+    /// Path of the gRPC method.
+    const PATH: &'static str;
+    /// The response message.
+    type Answer: Message + Default;
+}
+
+/// The way of one call to etcd: the connection, and the headers that the call came with.
+pub(super) struct Upward<'a> {
+    pub(super) etcd: &'a SendRequest<Bytes>,
+    pub(super) came_with: &'a HeaderMap,
+}
+
+impl Upward<'_> {
+    /// Makes a unary call, with a timeout.
+    pub(super) async fn ask<Q: Call>(&self, question: &Q) -> Result<Q::Answer, Status> {
+        let answer = async {
+            let (answer, mut sink) = self.call(Q::PATH).await?;
+            sink.send(question, true).await?;
+            let mut answers = answers(answer).await?;
+            let answer = answers.next().await?;
+            answers.ended().await?;
+            answer.ok_or_else(|| Status::internal("etcd ended a call without a response"))
+        };
+        let silent = |_| Err(Status::unavailable("etcd did not answer in time"));
+        timeout(CALL_BOUND, answer).await.unwrap_or_else(silent)
     }
-    let ready = etcd.clone().ready().await;
-    let mut etcd = ready.map_err(|error| broken(&error))?;
-    let sent = etcd.send_request(request, false);
-    let (answer, stream) = sent.map_err(|error| broken(&error))?;
-    Ok((answer, Sink { stream }))
+
+    /// Begins a call, with those of the caller's headers that matter.
+    pub(super) async fn call(&self, path: &'static str) -> Result<(ResponseFuture, Sink), Status> {
+        let mut request = Request::new(());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri(path)?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONTENT_TYPE, CONTENT_TYPE_GRPC);
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        for name in KEPT_HEADERS {
+            if let Some(value) = self.came_with.get(&name) {
+                headers.insert(name, value.clone());
+            }
+        }
+        let ready = self.etcd.clone().ready().await;
+        let mut etcd = ready.map_err(|error| broken(&error))?;
+        let sent = etcd.send_request(request, false);
+        let (answer, stream) = sent.map_err(|error| broken(&error))?;
+        Ok((answer, Sink { stream }))
+    }
 }
 
 fn uri(path: &'static str) -> Result<Uri, Status> {

@@ -1,9 +1,13 @@
-//! The proxy: with arbitrary messages, and against a real etcd.
+//! The proxy: with arbitrary messages, and against a real etcd, by a client that knows nothing of it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use futures::StreamExt as _;
+use etcd_client::{
+    AlarmType, Client, CompareOp, DeleteOptions, Error, EventType, GetOptions, KvClient,
+    LeaseTimeToLiveOptions, PutOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
+};
+use hearth_api::transport::Connector;
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::within_timeout;
 use proptest::prelude::*;
@@ -12,24 +16,17 @@ use tonic::Code;
 use tonic::transport::Endpoint;
 
 use super::super::ConsensusUser;
+use super::super::client::{client_over, status_of};
 use super::super::fenced::{Condition, Write};
 use super::super::testing::{Running, Site};
-use super::super::wire::compare::{CompareTarget, TargetUnion};
-use super::super::wire::event::EventType;
-use super::super::wire::kv_client::KvClient;
-use super::super::wire::lease_client::LeaseClient;
-use super::super::wire::request_op::Request as Asked;
-use super::super::wire::response_op::Response as Answered;
-use super::super::wire::watch_client::WatchClient;
-use super::super::wire::watch_request::RequestUnion;
-use super::super::wire::{
-    CompactionRequest, Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest,
-    LeaseKeepAliveRequest, LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
-    PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCancelRequest, WatchCreateRequest,
-    WatchProgressRequest, WatchRequest,
-};
 use super::key_prefix::EMPTY_KEY;
 use super::leases::{NO_SUCH_LEASE, is_ours};
+use super::wire::request_op::Request as Asked;
+use super::wire::watch_request::RequestUnion;
+use super::wire::{
+    Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    WatchCreateRequest, WatchRequest,
+};
 use super::*;
 
 const PREFIX: &[u8] = b"namespaced:kubernetes/";
@@ -220,7 +217,7 @@ pub(super) struct Passed {
     pub etcd: Option<Running>,
     capacity: Writer<Capacity>,
     pub socket: PathBuf,
-    pub channel: Channel,
+    pub client: Client,
     pub over: CancellationToken,
     pub server: tokio::task::JoinHandle<()>,
     pub site: Site,
@@ -237,28 +234,30 @@ pub(super) async fn passed() -> Passed {
     let ended = over.clone();
     let server = tokio::spawn(async move { serve(listener, &client, capacity, ended).await });
     let way = socket.clone();
-    let connector = tower::service_fn(move |_| {
-        let socket = way.clone();
-        async move {
-            let stream = UnixStream::connect(&socket).await?;
-            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
-        }
-    });
-    let channel = Endpoint::from_static("http://confined.invalid");
+    let connector = Connector::new(move || UnixStream::connect(way.clone()));
+    let channel = connector.channel(&Endpoint::from_static("http://confined.invalid"));
     Passed {
         etcd: Some(etcd),
         capacity: writer,
         socket,
-        channel: channel.connect_with_connector_lazy(connector),
+        client: client_over(channel),
         over,
         server,
         site,
     }
 }
 
+fn refusal<T>(answer: Result<T, Error>) -> Status {
+    match answer {
+        Ok(_) => panic!("the call was not refused"),
+        Err(error) => status_of(error),
+    }
+}
+
 impl Passed {
-    fn kv(&self) -> KvClient<Channel> {
-        KvClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
+    fn kv(&self) -> KvClient {
+        let kv = self.client.kv_client();
+        kv.max_decoding_message_size(LARGEST_MESSAGE)
     }
 
     fn etcd(&self) -> &Running {
@@ -270,25 +269,18 @@ impl Passed {
     }
 
     pub(super) async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
-        let request = PutRequest {
-            key: key.into(),
-            value: value.into(),
-            ..Default::default()
-        };
-        self.kv().put(request).await.map(drop)
+        let put = self.kv().put(key, value, None).await;
+        put.map(drop).map_err(status_of)
     }
 
     /// Everything that this user can read.
     pub(super) async fn all(&self) -> BTreeMap<String, String> {
-        let request = RangeRequest {
-            key: vec![0],
-            range_end: vec![0],
-            ..Default::default()
-        };
-        let answer = self.kv().range(request).await.unwrap().into_inner();
+        let everything = GetOptions::new().with_all_keys();
+        let mut answer = self.kv().get("", Some(everything)).await.unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        let kvs = answer.kvs.into_iter();
-        kvs.map(|kv| (text(kv.key), text(kv.value))).collect()
+        let records = answer.take_kvs().into_iter();
+        let records = records.map(|record| record.into_key_value());
+        records.map(|(k, v)| (text(k), text(v))).collect()
     }
 
     pub(super) async fn stop(self) {
@@ -331,18 +323,9 @@ async fn what_is_written_here_stays_here() {
     assert_eq!(root.get("/registry/a").await.unwrap().unwrap().value, b"1");
 
     // Deleting everything deletes everything of this user only.
-    let request = DeleteRangeRequest {
-        key: vec![0],
-        range_end: vec![0],
-        prev_kv: true,
-    };
-    let deleted = passed
-        .kv()
-        .delete_range(request)
-        .await
-        .unwrap()
-        .into_inner();
-    let keys: Vec<_> = deleted.prev_kvs.into_iter().map(|kv| kv.key).collect();
+    let everything = DeleteOptions::new().with_all_keys().with_prev_key();
+    let deleted = passed.kv().delete("", Some(everything)).await.unwrap();
+    let keys: Vec<_> = deleted.prev_kvs().iter().map(|kv| kv.key()).collect();
     assert_eq!(keys, [b"/registry/a", b"/registry/b"]);
     assert!(others.get("authorities").await.unwrap().is_some());
     passed.stop().await;
@@ -351,39 +334,25 @@ async fn what_is_written_here_stays_here() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_compares_and_answers_as_etcd_does() {
     let passed = passed().await;
-    let txn = |revision| TxnRequest {
-        compare: vec![Compare {
-            key: "/registry/a".into(),
-            target: CompareTarget::Mod.into(),
-            target_union: Some(TargetUnion::ModRevision(revision)),
-            ..Default::default()
-        }],
-        success: vec![RequestOp {
-            request: Some(Asked::RequestPut(PutRequest {
-                key: "/registry/a".into(),
-                value: "new".into(),
-                ..Default::default()
-            })),
-        }],
-        failure: vec![RequestOp {
-            request: Some(Asked::RequestRange(RangeRequest {
-                key: "/registry/a".into(),
-                ..Default::default()
-            })),
-        }],
+    let key = "/registry/a";
+    let unchanged = etcd_client::Compare::mod_revision(key, CompareOp::Equal, 0);
+    let txn = Txn::new()
+        .when([unchanged])
+        .and_then([TxnOp::put(key, "new", None)])
+        .or_else([TxnOp::get(key, None)]);
+    let done = passed.kv().txn(txn.clone()).await.unwrap();
+    assert!(done.succeeded());
+    let not_done = passed.kv().txn(txn).await.unwrap();
+    assert!(!not_done.succeeded());
+    let [TxnOpResponse::Get(range)] = &not_done.op_responses()[..] else {
+        panic!("{not_done:?}");
     };
-    let done = passed.kv().txn(txn(0)).await.unwrap().into_inner();
-    assert!(done.succeeded);
-    let not_done = passed.kv().txn(txn(0)).await.unwrap().into_inner();
-    assert!(!not_done.succeeded);
-    let Some(Answered::ResponseRange(range)) = &not_done.responses[0].response else {
-        panic!("{:?}", not_done.responses);
-    };
-    assert_eq!(range.kvs[0].key, b"/registry/a");
-    assert_eq!((range.kvs[0].version, range.count), (1, 1));
-    assert_eq!(range.kvs[0].mod_revision, done.header.unwrap().revision);
+    let record = &range.kvs()[0];
+    assert_eq!(record.key(), key.as_bytes());
+    assert_eq!((record.version(), range.count()), (1, 1));
+    assert_eq!(record.mod_revision(), done.header().unwrap().revision());
 
-    let empty = passed.kv().put(PutRequest::default()).await.unwrap_err();
+    let empty = refusal(passed.kv().put("", "", None).await);
     assert_eq!(
         (empty.code(), empty.message()),
         (Code::InvalidArgument, EMPTY_KEY)
@@ -394,25 +363,17 @@ async fn a_transaction_compares_and_answers_as_etcd_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn several_watches_share_a_stream_and_see_their_own() {
     let passed = passed().await;
-    let (requests, stream) = tokio::sync::mpsc::channel(8);
-    let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
-    let create = |key: &str, end: &str, watch_id| WatchRequest {
-        request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
-            key: key.into(),
-            range_end: end.into(),
-            watch_id,
-            prev_kv: true,
-            ..Default::default()
-        })),
+    let range = |end: &str, id| {
+        let options = WatchOptions::new().with_range(end).with_watch_id(id);
+        Some(options.with_prev_key())
     };
-    requests.send(create("/a/", "/a0", 7)).await.unwrap();
-    let mut client = WatchClient::new(passed.channel.clone());
-    let mut answers = client.watch(stream).await.unwrap().into_inner();
-    let made = answers.message().await.unwrap().unwrap();
-    assert!(made.created && made.watch_id == 7);
-    requests.send(create("/", "\0", 8)).await.unwrap();
-    let made = answers.message().await.unwrap().unwrap();
-    assert!(made.created && made.watch_id == 8);
+    let mut client = passed.client.watch_client();
+    let mut stream = client.watch("/a/", range("/a0", 7)).await.unwrap();
+    let made = stream.message().await.unwrap().unwrap();
+    assert!(made.created() && made.watch_id() == 7);
+    stream.watch("/", range("\0", 8)).await.unwrap();
+    let made = stream.message().await.unwrap().unwrap();
+    assert!(made.created() && made.watch_id() == 8);
 
     // Nothing of other users is reported.
     let write = Write::when(Condition::Absent("x".into())).put("x", Vec::new());
@@ -420,45 +381,31 @@ async fn several_watches_share_a_stream_and_see_their_own() {
     passed.put("/a/1", "old").await;
     let mut told = BTreeMap::new();
     while told.len() < 2 {
-        let answer = answers.message().await.unwrap().unwrap();
-        for event in answer.events {
-            told.insert(answer.watch_id, event.kv.unwrap().key);
+        let answer = stream.message().await.unwrap().unwrap();
+        for event in answer.events() {
+            told.insert(answer.watch_id(), event.kv().unwrap().key().to_vec());
         }
     }
     assert!(told.values().all(|key| key == b"/a/1"), "{told:?}");
 
-    let cancel = WatchRequest {
-        request_union: Some(RequestUnion::CancelRequest(WatchCancelRequest {
-            watch_id: 8,
-        })),
-    };
-    requests.send(cancel).await.unwrap();
-    let answer = answers.message().await.unwrap().unwrap();
-    assert!(answer.canceled && answer.watch_id == 8);
-    let request = DeleteRangeRequest {
-        key: "/a/1".into(),
-        ..Default::default()
-    };
-    passed.kv().delete_range(request).await.unwrap();
-    let answer = answers.message().await.unwrap().unwrap();
-    let event = &answer.events[0];
-    assert_eq!((answer.watch_id, event.r#type()), (7, EventType::Delete));
-    assert_eq!(event.kv.as_ref().unwrap().key, b"/a/1");
-    let before = event.prev_kv.as_ref().unwrap();
-    assert_eq!(
-        (&before.key[..], &before.value[..]),
-        (&b"/a/1"[..], &b"old"[..])
-    );
+    stream.cancel(8).await.unwrap();
+    let answer = stream.message().await.unwrap().unwrap();
+    assert!(answer.canceled() && answer.watch_id() == 8);
+    passed.kv().delete("/a/1", None).await.unwrap();
+    let answer = stream.message().await.unwrap().unwrap();
+    let event = &answer.events()[0];
+    let told = (answer.watch_id(), event.event_type());
+    assert_eq!(told, (7, EventType::Delete));
+    assert_eq!(event.kv().unwrap().key(), b"/a/1");
+    let before = event.prev_kv().unwrap();
+    assert_eq!((before.key(), before.value()), (&b"/a/1"[..], &b"old"[..]));
 
-    let progress = WatchRequest {
-        request_union: Some(RequestUnion::ProgressRequest(WatchProgressRequest {})),
-    };
-    requests.send(progress).await.unwrap();
-    let answer = within_timeout("progress", answers.message())
+    stream.request_progress().await.unwrap();
+    let answer = within_timeout("progress", stream.message())
         .await
         .unwrap()
         .unwrap();
-    assert!(answer.header.unwrap().revision > 1);
+    assert!(answer.header().unwrap().revision() > 1);
     // A server that is shut down does not wait for watches.
     passed.stop().await;
 }
@@ -466,9 +413,8 @@ async fn several_watches_share_a_stream_and_see_their_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_of_others_cannot_be_touched() {
     let passed = passed().await;
-    let mut leases = LeaseClient::new(passed.channel.clone());
-    let granted = leases.lease_grant(LeaseGrantRequest { ttl: 60, id: 0 });
-    let own = granted.await.unwrap().into_inner().id;
+    let mut leases = passed.client.lease_client();
+    let own = leases.grant(60, None).await.unwrap().id();
     assert!(own > 0 && is_ours(own));
     let foreign = others(passed.etcd())
         .grant(Duration::from_secs(60))
@@ -476,41 +422,29 @@ async fn leases_of_others_cannot_be_touched() {
         .unwrap()
         .id();
 
-    let put = |lease| PutRequest {
-        key: "/registry/leased".into(),
-        lease,
-        ..Default::default()
+    let put = async |lease| {
+        let options = PutOptions::new().with_lease(lease);
+        passed.kv().put("/registry/leased", "", Some(options)).await
     };
-    let refused = passed.kv().put(put(foreign)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::NotFound);
-    passed.kv().put(put(own)).await.unwrap();
-    let id = foreign;
-    let refused = leases.lease_revoke(LeaseRevokeRequest { id }).await;
-    assert_eq!(refused.unwrap_err().message(), NO_SUCH_LEASE);
-    let listed = leases.lease_leases(LeaseLeasesRequest {}).await.unwrap();
-    let listed: Vec<_> = listed.into_inner().leases.iter().map(|l| l.id).collect();
+    assert_eq!(refusal(put(foreign).await).code(), Code::NotFound);
+    put(own).await.unwrap();
+    let refused = refusal(leases.revoke(foreign).await);
+    assert_eq!(refused.message(), NO_SUCH_LEASE);
+    let listed = leases.leases().await.unwrap();
+    let listed: Vec<_> = listed.leases().iter().map(|lease| lease.id()).collect();
     assert_eq!(listed, [own]);
-    let request = LeaseTimeToLiveRequest {
-        id: own,
-        keys: true,
-    };
-    let told = leases
-        .lease_time_to_live(request)
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(told.keys, [b"/registry/leased"]);
+    let with_keys = LeaseTimeToLiveOptions::new().with_keys();
+    let told = leases.time_to_live(own, Some(with_keys)).await.unwrap();
+    assert_eq!(told.keys(), [b"/registry/leased"]);
 
-    let requests = [own, foreign].map(|id| LeaseKeepAliveRequest { id });
-    let answers = leases.lease_keep_alive(tokio_stream::iter(requests)).await;
-    let answers: Vec<_> = answers.unwrap().into_inner().collect().await;
-    let answers: Vec<_> = answers.into_iter().map(|a| a.unwrap().ttl).collect();
-    assert_eq!(answers, [60, 0]);
+    let (mut keeper, mut renewals) = leases.keep_alive(own).await.unwrap();
+    keeper.keep_alive().await.unwrap();
+    let renewed = renewals.message().await.unwrap().unwrap();
+    assert_eq!(renewed.ttl(), 60);
+    let gone = leases.keep_alive(foreign).await.unwrap_err();
+    assert!(matches!(gone, Error::LeaseKeepAliveError(_)), "{gone}");
 
-    leases
-        .lease_revoke(LeaseRevokeRequest { id: own })
-        .await
-        .unwrap();
+    leases.revoke(own).await.unwrap();
     assert!(passed.all().await.is_empty());
     passed.stop().await;
 }
@@ -518,25 +452,20 @@ async fn leases_of_others_cannot_be_touched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_for_the_whole_store_is_not_for_one_user() {
     let passed = passed().await;
-    let compacted = passed.kv().compact(CompactionRequest::default()).await;
-    assert_eq!(compacted.unwrap_err().code(), Code::Unimplemented);
-    let mut maintenance = MaintenanceClient::new(passed.channel.clone());
-    let status = maintenance
-        .status(StatusRequest {})
-        .await
-        .unwrap()
-        .into_inner();
-    assert!(status.db_size > 0 && status.version.starts_with("3."));
-    let request = AlarmRequest {
-        action: AlarmAction::Activate.into(),
-        ..Default::default()
-    };
-    let refused = maintenance.alarm(request).await.unwrap_err();
-    assert_eq!(refused.code(), Code::PermissionDenied);
-    let mut cluster =
-        super::super::wire::cluster_client::ClusterClient::new(passed.channel.clone());
-    let members = cluster.member_list(super::super::wire::MemberListRequest {});
-    assert_eq!(members.await.unwrap_err().code(), Code::Unimplemented);
+    let compacted = refusal(passed.kv().compact(0, None).await);
+    assert_eq!(compacted.code(), Code::Unimplemented);
+    let mut maintenance = passed.client.maintenance_client();
+    let status = maintenance.status().await.unwrap();
+    assert!(status.db_size() > 0 && status.version().starts_with("3."));
+    assert_eq!(
+        status.db_size_quota().unsigned_abs(),
+        passed.site.quota_bytes
+    );
+    let activate = etcd_client::AlarmAction::Activate;
+    let raised = maintenance.alarm(activate, AlarmType::None, None).await;
+    assert_eq!(refusal(raised).code(), Code::PermissionDenied);
+    let members = passed.client.cluster_client().member_list().await;
+    assert_eq!(refusal(members).code(), Code::Unimplemented);
     passed.stop().await;
 }
 
@@ -570,43 +499,25 @@ async fn who_fills_the_store_is_refused_before_others_are() {
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert_eq!(refused.message(), NO_SPACE);
         assert!(written > 8, "{written} of 32 parts of the limit");
-        let txn = |operation| TxnRequest {
-            success: vec![RequestOp {
-                request: Some(operation),
-            }],
-            ..Default::default()
-        };
-        let put = Asked::RequestPut(PutRequest {
-            key: "/registry/more".into(),
-            ..Default::default()
-        });
-        for wrapped in [put.clone(), Asked::RequestTxn(txn(put))] {
-            let refused = passed.kv().txn(txn(wrapped)).await.unwrap_err();
+        let txn = |operation| Txn::new().and_then([operation]);
+        let put = || TxnOp::put("/registry/more", "", None);
+        for wrapped in [put(), TxnOp::txn(txn(put()))] {
+            let refused = refusal(passed.kv().txn(txn(wrapped)).await);
             assert_eq!(refused.message(), NO_SPACE);
         }
-        let lease = LeaseGrantRequest { ttl: 60, id: 0 };
-        let mut leases = LeaseClient::new(passed.channel.clone());
-        let refused = leases.lease_grant(lease).await.unwrap_err();
+        let refused = refusal(passed.client.lease_client().grant(60, None).await);
         assert_eq!(refused.message(), NO_SPACE);
 
         // It can still read, and others can write.
-        let count = RangeRequest {
-            key: vec![0],
-            range_end: vec![0],
-            count_only: true,
-            ..Default::default()
-        };
-        let counted = passed.kv().range(count).await.unwrap().into_inner();
-        assert_eq!(usize::try_from(counted.count).unwrap(), written);
+        let count = GetOptions::new().with_all_keys().with_count_only();
+        let counted = passed.kv().get("", Some(count)).await.unwrap();
+        assert_eq!(usize::try_from(counted.count()).unwrap(), written);
         let write = Write::when(Condition::Absent("authorities".into()));
         let write = write.put("authorities", b"secret".to_vec());
         others(passed.etcd()).write(write).await.unwrap();
         // Deleted data are in use until their history is compacted.
-        let delete = Asked::RequestDeleteRange(DeleteRangeRequest {
-            key: vec![0],
-            range_end: vec![0],
-            prev_kv: false,
-        });
+        let everything = DeleteOptions::new().with_all_keys();
+        let delete = TxnOp::delete("", Some(everything));
         passed.kv().txn(txn(delete)).await.unwrap();
         let mut capacities = passed.capacity.value().watch();
         let enough = capacities.wait_for(|now| *now == Capacity::Enough);

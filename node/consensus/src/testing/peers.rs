@@ -17,6 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::etcd;
+
 /// Maximum length of a request that a proxy reads, in bytes.
 const LONGEST: usize = 4096;
 
@@ -51,7 +53,7 @@ impl Default for Network {
         let path = directory.path().join("etcd");
         std::fs::write(
             &path,
-            format!("#!/bin/sh\nset -- /usr/bin/etcd \"$@\"\n{script}\n"),
+            format!("#!/bin/sh\nset -- {} \"$@\"\n{script}\n", etcd().display()),
         )
         .unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -71,7 +73,7 @@ impl Network {
         if self.has_names {
             self.directory.path().join("etcd")
         } else {
-            "/usr/bin/etcd".into()
+            etcd()
         }
     }
 

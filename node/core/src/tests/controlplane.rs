@@ -13,7 +13,7 @@ use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, next, until, until_ok, within_timeout};
-use hearth_consensus::testing::Site;
+use hearth_consensus::testing::{Site, etcd};
 use hearth_consensus::{ConsensusUser, Handle, member_record};
 use hearth_curator::testing::bootstrap_data;
 use hearth_curator::{Timing, state};
@@ -22,7 +22,7 @@ use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
 use hearth_host::image::Image;
 use hearth_host::{credentials, pki};
 
-use crate::controlplane::{ETCD, Worker, run};
+use crate::controlplane::{Worker, run};
 
 /// One boot of the node.
 struct Boot {
@@ -75,7 +75,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         cluster_state: site.state.1.clone(),
         etcd_peers: site.config(false).peer_listen,
         curator,
-        etcd: ETCD.into(),
+        etcd: etcd(),
         etcd_quota: site.quota_bytes,
         timing: Timing::default(),
         peer_proxy: None,

@@ -64,7 +64,7 @@ async fn other_etcd(folder: &Path, node: &NodeCredentials) -> Result<(Child, u16
     let port = free_port()?;
     let url = format!("https://127.0.0.1:{port}");
     let peer = format!("http://127.0.0.1:{}", free_port()?);
-    let child = Command::new("/usr/bin/etcd")
+    let child = Command::new(hearth_consensus::testing::etcd())
         .env_clear()
         .args([
             "--data-dir".into(),

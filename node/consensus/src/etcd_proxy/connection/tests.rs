@@ -1,32 +1,24 @@
 //! Closed connections and callers that do not read, against a real etcd.
 
+use etcd_client::{Event, WatchOptions, WatchStream};
 use hearth_base::testing::within_timeout;
 use nix::sys::signal::Signal;
 use tokio::time::timeout;
 use tonic::Code;
 
 use super::super::super::client::CONNECT_BOUND;
-use super::super::super::wire::watch_client::WatchClient;
-use super::super::super::wire::watch_request::RequestUnion;
-use super::super::super::wire::{WatchCreateRequest, WatchRequest};
 use super::super::LARGEST_MESSAGE;
 use super::super::tests::{Passed, passed};
 use super::*;
 
 /// A watch stream on everything, once the watch is created.
-async fn watch(passed: &Passed) -> tonic::Streaming<WatchResponse> {
-    let create = WatchRequest {
-        request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
-            range_end: vec![0],
-            ..Default::default()
-        })),
-    };
-    let requests = tokio_stream::once(create).chain(tokio_stream::pending());
-    let mut client =
-        WatchClient::new(passed.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
-    let mut answers = client.watch(requests).await.unwrap().into_inner();
-    assert!(answers.message().await.unwrap().unwrap().created);
-    answers
+async fn watch(passed: &Passed) -> WatchStream {
+    let client = passed.client.watch_client();
+    let mut client = client.max_decoding_message_size(LARGEST_MESSAGE);
+    let everything = WatchOptions::new().with_range([0]);
+    let mut stream = client.watch("", Some(everything)).await.unwrap();
+    assert!(stream.message().await.unwrap().unwrap().created());
+    stream
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,7 +70,7 @@ async fn who_does_not_read_holds_up_nobody_else() {
     let read = async {
         let mut events = 0;
         while events < VALUES {
-            events += heard.message().await.unwrap().unwrap().events.len();
+            events += heard.message().await.unwrap().unwrap().events().len();
         }
     };
     within_timeout("all writes and reads", async {
@@ -92,7 +84,7 @@ async fn who_does_not_read_holds_up_nobody_else() {
             .await
             .unwrap()
             .unwrap();
-        events += answer.events.len();
+        events += answer.events().len();
     }
     passed.stop().await;
 }
@@ -114,8 +106,8 @@ async fn who_breaks_off_breaks_off_one_call_alone() {
     let told = async {
         loop {
             let answer = heard.message().await.unwrap().unwrap();
-            let mut keys = answer.events.iter().filter_map(|event| event.kv.as_ref());
-            if keys.any(|record| record.key == b"/b") {
+            let mut records = answer.events().iter().filter_map(Event::kv);
+            if records.any(|record| record.key() == b"/b") {
                 break;
             }
         }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::super::wire::KeyValue;
+use super::super::wire::KeyValue;
 use super::*;
 
 /// Splits the bytes into chunks of these lengths, until they run out.
