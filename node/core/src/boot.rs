@@ -17,7 +17,7 @@ use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
-use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
+use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
 use hearth_enrolment::sealed::SealedStore;
 use hearth_host::boot_record::{self, BootCounter};
 use hearth_host::bundle::Binary;
@@ -275,18 +275,19 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     // The ESP is slow, and may not respond at all.
     let sealed = Arc::new(SealedStore::new(&node.root.esp));
     let (parameters, configuration) = tokio::task::block_in_place(|| {
-        keep_record(&ctx, &node, &cluster_state)?;
         let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
         let configuration = network::configuration(&parameters, &sealed);
-        Ok::<_, Failure>((parameters, configuration))
-    })?;
+        (parameters, configuration)
+    });
     let (address_writer, address) = event::value();
     let network = Arc::new(Network {
         configuration,
         root: node.root.clone(),
         address: Arc::new(address_writer),
     });
+    // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
+    tokio::task::block_in_place(|| keep_record(&ctx, &node, &cluster_state))?;
     let extensions = Arc::new(extensions::mount(&node.root.extensions, report).await);
     let inputs = compose::Inputs {
         root: node.root.clone(),
@@ -356,7 +357,7 @@ async fn stay(ctx: &Context, node: &Node) -> Outcome {
     #[cfg(feature = "debug-service")]
     tokio::select! {
         () = node.injected_faults.root_error.notified() => {
-            Err(Failure::msg("injected error"))
+            Err(hearth_base::supervisor::Failure::msg("injected error"))
         }
         () = ctx.cancelled() => Ok(()),
     }

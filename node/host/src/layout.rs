@@ -228,7 +228,7 @@ impl Data {
         self.path.join("volumes")
     }
 
-    /// Creates the directories of a mounted data partition.
+    /// Creates the directories of a mounted data partition, durably.
     pub fn make_directories(&self) -> Result<(), FileError> {
         for directory in [
             self.etcd().path,
@@ -237,7 +237,11 @@ impl Data {
             self.node().path,
             self.node().credentials().path,
         ] {
-            files::create_dir_durably(&directory, files::PRIVATE_DIRECTORY)?;
+            files::create_dir(&directory, files::PRIVATE_DIRECTORY)?;
+        }
+        // The first sync writes all of them on XFS, and the others find nothing left to do.
+        for parent in [self.path(), self.etcd().path(), self.node().path()] {
+            files::sync_dir(parent)?;
         }
         Ok(())
     }

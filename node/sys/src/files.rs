@@ -139,6 +139,14 @@ pub fn sync_file_system(directory: &Path) -> Result<(), FileError> {
     rustix::fs::syncfs(file).map_err(|errno| wrong(errno.into()))
 }
 
+/// Creates a directory and its missing parents, and gives it the permission bits `mode`. An existing directory keeps its
+/// content and gets these bits. It is durable once its parents are synced ([`sync_dir`]).
+pub fn create_dir(directory: &Path, mode: u32) -> Result<(), FileError> {
+    fs::create_dir_all(directory).map_err(FileError::io(directory, "create the directory"))?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(mode))
+        .map_err(FileError::io(directory, "set the permissions"))
+}
+
 /// Creates a directory and its missing parents with the permission bits `mode`, durably. An
 /// existing directory keeps its content and gets these bits.
 pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> {

@@ -41,6 +41,14 @@ fn each_accelerator_has_its_cpu() {
     let tcg = command(&machine());
     assert_eq!(value(&tcg, "-accel"), "tcg,thread=multi,tb-size=256");
     assert_eq!(value(&tcg, "-cpu"), "max,-cx16");
+    for (memory_mib, buffer_mib) in [(256, 256), (1024, 512), (8192, 1024)] {
+        let machine = Machine {
+            memory_mib,
+            ..machine()
+        };
+        let expected = format!("tcg,thread=multi,tb-size={buffer_mib}");
+        assert_eq!(value(&command(&machine), "-accel"), expected);
+    }
     let kvm = command(&Machine::new("a", Accel::Kvm));
     assert_eq!(value(&kvm, "-accel"), "kvm");
     assert_eq!(value(&kvm, "-cpu"), "host");

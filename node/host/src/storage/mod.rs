@@ -152,6 +152,8 @@ pub struct DataPartition<M> {
     machinery: M,
     data: layout::Data,
     front: Option<HeaderRegion>,
+    /// The volume on which this boot has made the file system: it is open, and need not be opened again to be mounted.
+    made: Option<PathBuf>,
 }
 
 impl<M: StorageBackend> DataPartition<M> {
@@ -161,6 +163,7 @@ impl<M: StorageBackend> DataPartition<M> {
             machinery,
             data,
             front: None,
+            made: None,
         }
     }
 
@@ -171,6 +174,7 @@ impl<M: StorageBackend> DataPartition<M> {
 
     /// Erases the header, and with it all data. The header region is blank afterwards.
     pub fn erase(&mut self) -> Result<(), StorageError> {
+        self.made = None;
         Ok(self.front()?.erase()?)
     }
 
@@ -201,12 +205,14 @@ impl<M: StorageBackend> DataPartition<M> {
         if let Some(secrets) = &volume.secrets {
             self.machinery.prepare(secrets.mode, &device)?;
         }
+        self.made = None;
         let payload = self.machinery.open(volume.key(&header.salt), &device)?;
         self.machinery.make_file_system(&payload)?;
         // The header in phase READY must not reach the disk before the file system.
         let sync = fs::File::open(&payload).and_then(|file| file.sync_all());
         sync.map_err(|error| StorageError::machinery("sync the new file system")(error.into()))?;
         failpoint!("storage.file_system.after");
+        self.made = Some(payload);
         Ok(())
     }
 
@@ -238,9 +244,14 @@ impl<M: StorageBackend> DataPartition<M> {
         let at = self.data.path().to_owned();
         let mounted = self.machinery.is_mounted(&at)?;
         if !mounted {
-            warn_of(self.machinery.grow());
-            let device = self.machinery.device()?;
-            let payload = self.machinery.open(volume.key(&header.salt), &device)?;
+            let payload = match self.made.take() {
+                Some(payload) => payload,
+                None => {
+                    warn_of(self.machinery.grow());
+                    let device = self.machinery.device()?;
+                    self.machinery.open(volume.key(&header.salt), &device)?
+                }
+            };
             self.machinery.mount(&payload, &at)?;
             warn_of(self.machinery.grow_file_system(&payload, &at));
         }
