@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use hearth_build::apt::{Apt, AptError, Available};
 use hearth_build::cache::{self, Cache, CacheError};
 use hearth_build::command::{Cmd, CommandError};
-use hearth_build::files::{self, FileError, failed};
+use hearth_build::files::{self, FileError};
 use hearth_build::progress::{Length, Progress};
 pub use package::{NotAPackage, Package};
 
@@ -93,25 +93,24 @@ pub struct Found {
 
 /// The firmware of these packages.
 pub fn firmware(progress: &dyn Progress, packages: &[Package]) -> Result<Found, FirmwareError> {
-    let mut found = Found::default();
-    for unpacked in fetch(progress, packages)? {
-        let files = firmware_in(&unpacked.folder)?;
-        if files.is_empty() {
-            let package = unpacked.file;
-            return Err(FirmwareError::Empty { package });
-        }
-        found.files.extend(files);
-        found.packages.push(unpacked.file);
-    }
-    Ok(found)
+    find(progress, packages, firmware_in)
 }
 
 /// The microcode for processors of all vendors.
 pub fn microcode(progress: &dyn Progress) -> Result<Found, FirmwareError> {
     let packages = MICROCODE.map(|(package, _, _)| Package::known(package));
+    find(progress, &packages, microcode_in)
+}
+
+/// What `files_in` finds in each of these packages, unpacked.
+fn find(
+    progress: &dyn Progress,
+    packages: &[Package],
+    files_in: impl Fn(&Path) -> Result<Files, FileError>,
+) -> Result<Found, FirmwareError> {
     let mut found = Found::default();
-    for unpacked in fetch(progress, &packages)? {
-        let files = microcode_in(&unpacked.folder)?;
+    for unpacked in fetch(progress, packages)? {
+        let files = files_in(&unpacked.folder)?;
         if files.is_empty() {
             let package = unpacked.file;
             return Err(FirmwareError::Empty { package });
@@ -225,7 +224,7 @@ fn microcode_in(package: &Path) -> Result<Files, FileError> {
         parts.sort();
         let mut whole = Vec::new();
         for part in &parts {
-            whole.extend(std::fs::read(part).map_err(failed("read", part))?);
+            whole.extend(files::read(part)?);
         }
         if !whole.is_empty() {
             found.insert(format!("{EARLY}/{name}"), whole);

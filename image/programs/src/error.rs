@@ -6,7 +6,6 @@ use hearth_build::apt::AptError;
 use hearth_build::cache::CacheError;
 use hearth_build::command::CommandError;
 use hearth_build::files::FileError;
-use hearth_build::interrupt::Interrupted;
 
 /// Why programs could not be built, compared or updated.
 #[derive(Debug, thiserror::Error)]
@@ -20,9 +19,6 @@ pub enum ProgramsError {
     /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Interrupted between two programs.
-    #[error("interrupted")]
-    Interrupted(#[from] Interrupted),
     /// There is no Go.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),

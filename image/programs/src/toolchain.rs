@@ -136,7 +136,7 @@ fn go_below(unpacked: &Path) -> Result<PathBuf, ToolchainError> {
 
 /// Whether "go1.26.8" knows GOTOOLCHAIN.
 fn is_recent(version: &str) -> bool {
-    numbers(version).is_some_and(|numbers| numbers >= vec![1, 21])
+    numbers(version) >= numbers(&format!("go{OLDEST}"))
 }
 
 /// The numbers of a version of Go; none if it is no release.

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use hearth_api::client::{AttemptError, ConnectError};
-use hearth_api::labels::LabelError;
 use tonic::{Code, Status};
 
 use crate::table::printable;
@@ -103,8 +102,11 @@ impl Failure {
         self.kind
     }
 
-    /// Invalid labels: message and exit code are those that a curator's answer would give.
-    pub(crate) fn labels(what: impl Into<String>, error: LabelError) -> Self {
+    /// Invalid input that was found before a call: message and exit code are those that a curator's answer would give.
+    pub(crate) fn invalid(
+        what: impl Into<String>,
+        error: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
         Self::new(Kind::Cluster, what).because(error)
     }
 

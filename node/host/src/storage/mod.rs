@@ -287,7 +287,7 @@ impl<M: StorageBackend> DataPartition<M> {
 }
 
 /// Logs the error of a step that may fail.
-fn warn_of(step: Result<(), StorageError>) {
+fn warn_of<E: std::error::Error + 'static>(step: Result<(), E>) {
     if let Err(error) = step {
         tracing::warn!("{}", chain(&error));
     }

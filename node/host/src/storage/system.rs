@@ -134,9 +134,7 @@ impl StorageBackend for System {
 
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
         // It can be mounted all the same, with the size that it has.
-        if let Err(error) = xfs::prepare_growth(payload) {
-            tracing::warn!("{}", hearth_api::chain(&error));
-        }
+        super::warn_of(xfs::prepare_growth(payload));
         let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
         // Quotas for the volumes of pods need this option; it costs nothing without quotas.
         mounts::mount(payload, at, "xfs", flags, "prjquota")

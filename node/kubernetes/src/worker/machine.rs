@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use hearth_api::chain;
 use hearth_base::supervisor::{Failure, Outcome};
 use hearth_host::layout::{self, Root};
 use hearth_sys::mounts::MountFlags;
@@ -100,7 +101,7 @@ fn make(root: &Root) -> Outcome {
     for (name, value) in SETTINGS {
         if let Err(error) = sysctl::set(name, value) {
             // Not fatal: most things work without.
-            tracing::warn!("{error}: {}", error.source);
+            tracing::warn!("{}", chain(&error));
         }
     }
     Ok(())
@@ -129,7 +130,7 @@ pub(super) async fn clear(turn: &MachineLock, root: &Root) -> Outcome {
         group.remove()?;
     }
     if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
-        tracing::warn!("{error}: {}", error.source);
+        tracing::warn!("{}", chain(&error));
     }
     let root = root.clone();
     turn.take(move || remove(&root)).await?

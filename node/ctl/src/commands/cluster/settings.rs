@@ -103,9 +103,9 @@ pub(super) async fn configure(global: &Global, command: Configure) -> Result<(),
     }
 }
 
-/// An invalid change: message and exit code are those that a curator's answer would give.
+/// An invalid change.
 pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-    Failure::new(Kind::Cluster, CHANGE).because(error)
+    Failure::invalid(CHANGE, error)
 }
 
 pub(super) async fn read(global: &Global) -> Result<Versioned, Failure> {

@@ -177,7 +177,7 @@ impl Change<'_> {
         let label = |(key, value)| v1::Label { key, value };
         let upsert: Vec<_> = upsert.into_iter().map(label).collect();
         labels::check_changes(&upsert, &delete).map_err(|error| {
-            Failure::labels(format!("change the labels of {}", which.node), error)
+            Failure::invalid(format!("change the labels of {}", which.node), error)
         })?;
         let node = self.find(&which.node).await?;
         let request = UpdateNodeLabelsRequest {
