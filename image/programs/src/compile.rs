@@ -95,7 +95,7 @@ pub(crate) struct Inputs<'a> {
     /// The project's version, with "v".
     pub(crate) version: String,
     toolchain: &'a Toolchain,
-    /// go.mod, go.sum and our Go files: name and content, sorted by name.
+    /// go.mod, go.sum and our Go files: path and content, sorted by path.
     files: Vec<(String, String)>,
     /// What is linked with C code: a line for the key, and its libraries.
     c: Option<(String, Vec<Component>)>,
@@ -116,6 +116,10 @@ impl<'a> Inputs<'a> {
                 all.push((name, files::read_text(&entry.path())?));
             }
         }
+        for replaced in module.replaced {
+            let content = files::read_text(&folder.join(replaced.path))?;
+            all.push((replaced.path.to_owned(), content));
+        }
         all.sort();
         let go_mod = folder.join("go.mod");
         let version = required(&files::read_text(&go_mod)?, module.upstream);
@@ -134,6 +138,13 @@ impl<'a> Inputs<'a> {
         })
     }
 
+    /// The version of a module that is linked, with "v"; empty if go.mod does not require it.
+    fn version_of(&self, module: &str) -> String {
+        let go_mod = self.files.iter().find(|(path, _)| path == "go.mod");
+        let version = go_mod.and_then(|(_, content)| required(content, module));
+        version.unwrap_or_default()
+    }
+
     pub(crate) fn key(&self) -> String {
         let recipe = RECIPE.to_string();
         let flags = self.module.linker_flags(&self.version);
@@ -144,6 +155,8 @@ impl<'a> Inputs<'a> {
             .collect();
         let files = self.module.files.iter();
         names.extend(files.map(|(name, path)| format!("{name}={path}")));
+        let replaced = self.module.replaced.iter();
+        names.extend(replaced.map(|r| format!("{}/{}={}", r.module, r.path, r.upstream)));
         let programs = names.join(" ");
         let c = self.c.as_ref().map_or("", |(line, _)| line);
         let mut parts = vec![
@@ -161,7 +174,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The version of a module that a go.mod requires.
+/// The version of a module that a go.mod requires, with "v".
 pub(crate) fn required(go_mod: &str, module: &str) -> Option<String> {
     go_mod.lines().find_map(|line| {
         let line = line.trim();
@@ -231,9 +244,12 @@ impl Work<'_> {
         for folder in [&source, &programs] {
             create_dir(folder)?;
         }
-        for (name, content) in &inputs.files {
-            files::write(&source.join(name), content)?;
+        for (path, content) in &inputs.files {
+            let file = source.join(path);
+            file.parent().map_or(Ok(()), create_dir)?;
+            files::write(&file, content)?;
         }
+        self.replace(inputs, &source)?;
         let mut components = inputs.c.as_ref().map_or(Vec::new(), |(_, all)| all.clone());
         for program in inputs.module.programs {
             let built = programs.join(program.name);
@@ -257,6 +273,34 @@ impl Work<'_> {
         Sbom::of_program(inputs.module.name, number, &components).write(&entry.join(SBOM))?;
         files::write(&entry.join(VERSION), format!("{number}\n"))?;
         Ok(entry)
+    }
+
+    /// Has Go read modules with replaced files from copies in `source`. Fails if upstream's file is not the one that
+    /// ours was written for.
+    fn replace(&mut self, inputs: &Inputs<'_>, source: &Path) -> Result<(), ProgramsError> {
+        for replaced in inputs.module.replaced {
+            let download = self.go.cmd("mod").args(["download", replaced.module]);
+            download.dir(source).output(self.progress)?;
+            let version = inputs.version_of(replaced.module);
+            let folder = licences::unpacked(self.go.modules(), replaced.module, &version);
+            let file = folder.join(replaced.path);
+            let found = hex::encode(digest(&SHA256, &files::read(&file)?));
+            if found != replaced.upstream {
+                return Err(ProgramsError::Replaced {
+                    file,
+                    expected: replaced.upstream,
+                    found,
+                });
+            }
+            let copy = source.join("modules").join(replaced.module);
+            copy_folder(&folder, &copy)?;
+            let ours = source.join(replaced.path);
+            files::write(&copy.join(replaced.path), files::read(&ours)?)?;
+            let edit = format!("-replace={}=./modules/{0}", replaced.module);
+            let go_mod = self.go.cmd("mod").args(["edit", &edit]);
+            go_mod.dir(source).output(self.progress)?;
+        }
+        Ok(())
     }
 
     /// Compiles one program; each line of output is a compiled package.
@@ -291,6 +335,19 @@ impl Work<'_> {
         })?;
         Ok(())
     }
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<(), FileError> {
+    create_dir(to)?;
+    for entry in files::entries(from)? {
+        let (path, copy) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy_folder(&path, &copy)?;
+        } else {
+            files::write(&copy, files::read(&path)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a program that the node's root file system, which has no libraries for it, cannot run.

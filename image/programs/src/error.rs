@@ -30,6 +30,19 @@ pub enum ProgramsError {
         /// The project's Go module.
         module: &'static str,
     },
+    /// Upstream has changed a file that is compiled in another form.
+    #[error(
+        "{}: expected the file with SHA-256 {expected}, found {found}: see whether our replacement is still needed",
+        file.display()
+    )]
+    Replaced {
+        /// Upstream's file.
+        file: PathBuf,
+        /// SHA-256 of the file that ours was written for.
+        expected: &'static str,
+        /// SHA-256 of this file.
+        found: String,
+    },
     /// A module could not be compiled.
     #[error("cannot build {name}; the full log is {}", log.display())]
     NotBuilt {

@@ -3,8 +3,9 @@
 //!
 //! Each upstream project is one Go module here (`image/programs/NAME/go.mod`), so that its programs are compiled with
 //! the versions of their dependencies that its makers test; in one module for all of them, each would get the newest
-//! version that any of them asks for. `go.sum` has the hash of everything that goes in, and nothing is patched. The
-//! folders have no source of ours, except Kubernetes': its programs are linked into one file ([`modules`]).
+//! version that any of them asks for. `go.sum` has the hash of everything that goes in. The folders have source of ours
+//! for two things: Kubernetes' programs are linked into one file ([`modules`]), and a file of upstream's with a fault
+//! that a node cannot live with is replaced, for as long as upstream has it ([`modules::Replaced`]).
 //!
 //! The same inputs give the same bytes: one toolchain by its exact version ([`toolchain`]), no paths, no time, no build
 //! ID, and an environment in which the user's settings for Go have no say ([`settings`]). The cache key covers all of

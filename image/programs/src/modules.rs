@@ -17,6 +17,8 @@ pub struct Module {
     pub(crate) variables: &'static [(&'static str, Value)],
     /// Whether C code is part of it.
     pub(crate) cgo: bool,
+    /// Files of modules that are compiled in another form.
+    pub(crate) replaced: &'static [Replaced],
     /// Approximate number of compiled packages; only the progress bar depends on it.
     pub(crate) packages: u64,
 }
@@ -30,6 +32,18 @@ pub(crate) struct Siblings {
     pub(crate) of_project: &'static str,
     /// Start of theirs.
     pub(crate) theirs: &'static str,
+}
+
+/// A source file that the compiler reads from our folder instead of its module, because upstream's has a fault. Of each,
+/// our file says which.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    /// The Go module.
+    pub(crate) module: &'static str,
+    /// The path in the module, and in our folder.
+    pub(crate) path: &'static str,
+    /// SHA-256 of upstream's file, in hex: another one may no longer have the fault.
+    pub(crate) upstream: &'static str,
 }
 
 /// One program.
@@ -94,6 +108,11 @@ pub static ETCD: Module = Module {
     tags: &[],
     variables: &[],
     cgo: false,
+    replaced: &[Replaced {
+        module: "go.etcd.io/etcd/client/pkg/v3",
+        path: "transport/timeout_transport.go",
+        upstream: "e12e5fc68b272bf9c7f4e2b575e1fba0c6acc87202d1737ee975e4c92c2e8e81",
+    }],
     packages: 480,
 };
 
@@ -114,6 +133,7 @@ const fn kubernetes(name: &'static str) -> Module {
         tags: &[],
         variables: VERSION_OF_KUBERNETES,
         cgo: false,
+        replaced: &[],
         packages: 2600,
     }
 }
@@ -144,6 +164,7 @@ pub static CONFORMANCE: Module = Module {
     tags: &[],
     variables: VERSION_OF_KUBERNETES,
     cgo: false,
+    replaced: &[],
     packages: 2400,
 };
 
@@ -171,6 +192,7 @@ pub static CONTAINERD: Module = Module {
         Value::Number,
     )],
     cgo: false,
+    replaced: &[],
     packages: 1150,
 };
 
@@ -185,6 +207,7 @@ pub static RUNC: Module = Module {
     tags: &["seccomp", "netgo", "osusergo"],
     variables: &[],
     cgo: true,
+    replaced: &[],
     packages: 330,
 };
 
@@ -218,6 +241,7 @@ pub static CNI: Module = Module {
         Value::Version,
     )],
     cgo: false,
+    replaced: &[],
     packages: 280,
 };
 
@@ -307,6 +331,20 @@ mod tests {
             minor.unwrap().parse::<u32>().unwrap()
         });
         assert_eq!(previous + 1, shipped);
+    }
+
+    #[test]
+    fn what_is_replaced_is_required_and_has_its_file() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for module in ALL {
+            let folder = sources.join(module.name);
+            let go_mod = std::fs::read_to_string(folder.join("go.mod")).unwrap();
+            for replaced in module.replaced {
+                assert!(folder.join(replaced.path).is_file(), "{}", replaced.path);
+                let version = crate::compile::required(&go_mod, replaced.module);
+                assert!(version.is_some(), "{}", replaced.module);
+            }
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct Component {
     pub purl: String,
     /// Its licence, as an SPDX expression.
     pub licence: String,
-    /// Its hash, with the kind of hash.
+    /// Its hash, with the kind of hash; empty if it is not as upstream published it.
     pub sum: String,
 }
 
@@ -54,6 +54,8 @@ struct GoModule {
     version: String,
     #[serde(default)]
     sum: String,
+    /// Present if files of the module are replaced by ours.
+    replace: Option<serde::de::IgnoredAny>,
 }
 
 impl Sbom {
@@ -65,7 +67,7 @@ impl Sbom {
         let version = info.go_version.trim_start_matches("go").to_owned();
         let modules = std::iter::once(info.main).chain(info.deps);
         let mut all: Vec<Component> = modules
-            .filter(|module| !module.sum.is_empty())
+            .filter(|module| !module.sum.is_empty() || module.replace.is_some())
             .map(|module| Component {
                 purl: format!("pkg:golang/{}@{}", module.path, module.version),
                 name: module.path,
@@ -177,6 +179,13 @@ mod tests {
             r#""Version": "(devel)""#,
         );
         assert_eq!(Sbom::linked("a", &ours).unwrap().len(), 2);
+        // A module with a file of ours has no hash.
+        let replaced = INFO.replace(
+            r#""Sum": "h1:two""#,
+            r#""Replace": { "Path": "./modules/example.com/b" }"#,
+        );
+        let all = Sbom::linked("a", &replaced).unwrap();
+        assert_eq!((&*all[1].name, &*all[1].sum), ("example.com/b", ""));
         assert!(Sbom::linked("a", "{}").is_err());
     }
 

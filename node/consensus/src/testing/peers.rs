@@ -26,6 +26,7 @@ const LONGEST: usize = 4096;
 struct Shared {
     peers: Mutex<HashMap<NodeId, SocketAddr>>,
     cut: watch::Sender<HashSet<NodeId>>,
+    stall: watch::Sender<()>,
 }
 
 /// See the module. Dropping it closes the connections that it carries.
@@ -113,6 +114,12 @@ impl Network {
             .cut
             .send_replace(nodes.iter().copied().collect());
     }
+
+    /// Carries nothing further on any open connection, without closing one, as a network does that has lost an address
+    /// or its state. New connections work.
+    pub fn stall(&self) {
+        self.shared.stall.send_replace(());
+    }
 }
 
 impl Shared {
@@ -127,12 +134,17 @@ impl Shared {
             .get(&to)
             .copied();
         let Some(peer) = peer else { return };
-        let mut cut = self.cut.subscribe();
+        let (mut cut, mut stall) = (self.cut.subscribe(), self.stall.subscribe());
         let work = async {
             let mut far = TcpStream::connect(peer).await.ok()?;
             let answer = b"HTTP/1.1 200 Connection established\r\n\r\n";
             near.write_all(answer).await.ok()?;
-            copy_bidirectional(&mut near, &mut far).await.ok()
+            tokio::select! {
+                // The sockets stay open.
+                _ = stall.changed() => std::future::pending().await,
+                _ = copy_bidirectional(&mut near, &mut far) => {}
+            }
+            Some(())
         };
         tokio::select! {
             _ = cut.wait_for(|cut| cut.contains(&from) || cut.contains(&to)) => {}

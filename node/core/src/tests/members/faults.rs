@@ -71,6 +71,24 @@ async fn a_leader_that_is_cut_off_changes_nothing_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn connections_that_carry_nothing_are_replaced() {
+    let cluster = Cluster::new(3, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster.network.stall();
+    let put = || Write::when(Condition::Absent("nothing".into())).put("status/x", vec![]);
+    // Followers hear nothing of their leader, and candidates reach nobody, except by new connections.
+    within_timeout("a write", async {
+        while cluster.etcd(0).write(put()).await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_sleeps_is_replaced_and_wakes_up_as_one_of_them() {
     let cluster = three_of_four().await;
     let old = cluster.leader(&[0, 1, 2]).await;
