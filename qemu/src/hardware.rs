@@ -103,9 +103,9 @@ impl DiskBus {
         }
     }
 
-    /// Whether OVMF can boot from it. It has no driver for the other controllers.
+    /// Whether Debian's OVMF can boot from it. It has no driver for the other controllers.
     pub fn boots_by_firmware(self) -> bool {
-        !matches!(self, Self::Sdhci | Self::Megasas)
+        !matches!(self, Self::Pvscsi | Self::Sdhci | Self::Megasas)
     }
 
     /// Whether it is a virtio device.

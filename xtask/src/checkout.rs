@@ -21,12 +21,13 @@ pub(crate) fn check() -> Result<()> {
     check_started_for(std::env::var_os("CARGO_MANIFEST_DIR").as_deref())
 }
 
-/// `manifest`: the folder of the package that cargo runs; none if cargo has not started this program.
+/// `manifest`: the folder of the package that cargo runs, this one or, if a test has started this program, that of the
+/// tests; none if cargo has started neither.
 fn check_started_for(manifest: Option<&OsStr>) -> Result<()> {
     let Some(manifest) = manifest.map(Path::new) else {
         return Ok(());
     };
-    if manifest != Path::new(MANIFEST) {
+    if above(manifest) != root() {
         bail!(
             "this xtask was built from {}, not from {}: the two checkouts share a target folder, and \
              cargo confuses their builds. Give each its own CARGO_TARGET_DIR, or make the sources \
@@ -55,6 +56,8 @@ mod tests {
     fn a_start_for_another_checkout_is_refused() {
         assert!(check_started_for(None).is_ok());
         assert!(check_started_for(Some(OsStr::new(MANIFEST))).is_ok());
+        let tests = root().join("tests");
+        assert!(check_started_for(Some(tests.as_os_str())).is_ok());
         let error = check_started_for(Some(OsStr::new("/elsewhere/xtask"))).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("not from /elsewhere:"), "{text}");

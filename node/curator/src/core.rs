@@ -171,6 +171,14 @@ impl Core {
         })
     }
 
+    /// The same, for callers that do not repeat a call: a curator that has just started first loads it.
+    pub async fn loaded_cluster(&self) -> Result<Versioned<ClusterRecord>, Status> {
+        if self.cache.cluster().is_none() {
+            self.reads.linearizable().await?;
+        }
+        self.cluster()
+    }
+
     /// The cluster's record with its secret, straight from etcd.
     pub async fn full_cluster(&self) -> Result<Versioned<FullCluster>, Status> {
         let key = state::CLUSTER;

@@ -40,7 +40,7 @@ machines! {
     #[ignore = "long: --long runs it"]
     virtio_scsi_and_virtio_through_firmware: VirtioScsi, Virtio, Firmware;
     #[ignore = "long: --long runs it"]
-    pvscsi_and_vmxnet3_through_firmware: Pvscsi, Vmxnet3, Firmware;
+    pvscsi_and_vmxnet3: Pvscsi, Vmxnet3, Direct;
     #[ignore = "long: --long runs it"]
     usb_and_e1000_through_firmware: Usb, E1000, Firmware;
     #[ignore = "long: --long runs it"]
