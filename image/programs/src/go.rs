@@ -103,6 +103,10 @@ impl<'a> Go<'a> {
             .env("GOFLAGS", "-modcacherw")
             .env("GOENV", "off")
             .env("GOWORK", "off")
+            // The compiler's own memory: without collection it needs a fifth less time, and no bytes differ. The limit,
+            // from which on it collects, applies to each of the processes, of which there are two or three.
+            .env("GOGC", "off")
+            .env("GOMEMLIMIT", "1536MiB")
             .env("GOOS", "linux")
             .env("GOARCH", "amd64")
             .env("CGO_ENABLED", "0")
