@@ -153,6 +153,7 @@ fn packages(series: &str) -> Vec<Package> {
         program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
+        program("swtpm", "swtpm", Needs::TEST),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
     ]

@@ -16,6 +16,7 @@ use serde::Deserialize;
 const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-api", "", ""),
     ("hearth-base", "", ""),
+    ("hearth-tpm", "", ""),
     ("hearth-sys", "base", ""),
     ("hearth-host", "api base sys", ""),
     ("hearth-agent", "api base host sys", ""),
