@@ -1,6 +1,7 @@
 //! Builds bootable disk images without privileges: programs and files become an initramfs ([`initramfs`]), which with a
 //! kernel becomes a unified kernel image ([`uki`]), which becomes a disk with an EFI system partition and a blank data
-//! partition ([`disk`], [`fat`]). Larger content goes into partitions of its own, read-only and sealed by one hash
+//! partition ([`disk`], [`fat`]). What a boot of it measures into a TPM is computed ([`measurements`]), and can be signed
+//! ([`policy`]). Larger content goes into partitions of its own, read-only and sealed by one hash
 //! ([`sealed`], made of [`erofs`] and [`verity`]).
 //!
 //! Three modules are specific to Hearth's images: the partitions ([`layout`]), the description of an image
@@ -10,6 +11,7 @@
 //! used; an output file is complete or absent ([`output`]). Converting the raw image to other formats is up to the
 //! caller.
 
+pub mod authenticode;
 pub mod closure;
 pub mod content;
 pub mod disk;
@@ -17,10 +19,14 @@ pub mod erofs;
 pub mod fat;
 pub mod initramfs;
 pub mod kernel;
+pub mod key_file;
 pub mod layout;
+pub mod measurements;
 pub mod os_release;
 pub mod output;
+pub mod pcr;
 pub mod pe;
+pub mod policy;
 pub mod recipe;
 pub mod sealed;
 pub mod sector;
@@ -30,8 +36,11 @@ pub mod verity;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use initramfs::Tree;
+use pcr::Pcr;
+use policy::PolicyKey;
 use uki::{CommandLine, Uki};
 pub use uuid::Uuid;
 
@@ -72,6 +81,8 @@ pub struct System {
     pub command_line: CommandLine,
     /// os-release, for the UKI and, as `/etc/os-release`, for the initramfs.
     pub os_release: String,
+    /// The key that signs the PCR policy of the UKI; none for an unsigned image.
+    pub policy_key: Option<Arc<PolicyKey>>,
 }
 
 /// The parts assembled from a [`System`].
@@ -83,6 +94,8 @@ pub struct Assembled {
     pub initramfs: Vec<u8>,
     /// The unified kernel image.
     pub uki: Vec<u8>,
+    /// PCR 11 when it has been started.
+    pub pcr_11: Pcr,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,
 }
@@ -108,6 +121,7 @@ impl System {
             command_line: &self.command_line,
             initramfs: &initramfs,
             kernel: &kernel,
+            policy_key: self.policy_key.as_deref(),
         }
         .build()?;
         let contents = tree
@@ -117,7 +131,8 @@ impl System {
         Ok(Assembled {
             kernel,
             initramfs,
-            uki,
+            uki: uki.program,
+            pcr_11: uki.pcr_11,
             contents,
         })
     }

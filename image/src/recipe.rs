@@ -11,10 +11,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::disk::{Disk, DiskError, Seed};
 use crate::layout::{self, Boot, LayoutError};
+use crate::measurements::{Booted, MeasurementError, Measurements};
 use crate::output::{self, OutputError, write_if_changed};
+use crate::policy::PolicyKey;
 use crate::sector::SectorSize;
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
@@ -50,6 +53,8 @@ pub enum RecipeError {
     Disk(#[from] DiskError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[error(transparent)]
+    Measurement(#[from] MeasurementError),
     #[error("the new image has been removed")]
     Gone,
 }
@@ -91,6 +96,8 @@ pub struct Artifacts {
     pub image: PathBuf,
     /// The unified kernel image.
     pub uki: PathBuf,
+    /// What a boot measures into a TPM, see [`Measurements::to_json`].
+    pub measurements: PathBuf,
     /// The bare kernel, for direct boot.
     pub kernel: PathBuf,
     /// The initramfs, for direct boot.
@@ -123,6 +130,7 @@ impl ImageSpec {
                 microcode: BTreeMap::new(),
                 command_line: CommandLine::parse(COMMAND_LINE)?,
                 os_release: release.os_release,
+                policy_key: None,
             },
             version: release.version,
             parameters: None,
@@ -139,6 +147,11 @@ impl ImageSpec {
     /// Sets the microcode that the kernel loads, by the paths where it looks for it.
     pub fn set_microcode(&mut self, files: BTreeMap<String, Vec<u8>>) {
         self.system.microcode = files;
+    }
+
+    /// Signs the PCR policy of the UKI with this key.
+    pub fn sign(&mut self, key: Arc<PolicyKey>) {
+        self.system.policy_key = Some(key);
     }
 
     /// Sets the extensions, replacing previous ones, and appends words to the command line. The extensions are in the
@@ -178,6 +191,7 @@ impl ImageSpec {
         let artifacts = Artifacts {
             image: folder.join("hearth.img"),
             uki: folder.join("hearth.efi"),
+            measurements: folder.join("measurements.json"),
             kernel: self.system.kernel.clone(),
             initramfs: folder.join("initramfs.zst"),
             cmdline: self.system.command_line.as_str().to_owned(),
@@ -191,6 +205,15 @@ impl ImageSpec {
         };
         write_if_changed(&artifacts.initramfs, &assembled.initramfs)?;
         write_if_changed(&artifacts.uki, &assembled.uki)?;
+        let measured = Measurements::of(&Booted {
+            loader: &loader()?,
+            uki: &assembled.uki,
+            pcr_11: assembled.pcr_11,
+            kernel: &assembled.kernel,
+            command_line: self.system.command_line.as_str(),
+        })?;
+        let json = measured.to_json(&assembled.uki);
+        write_if_changed(&artifacts.measurements, json.as_bytes())?;
         let disk = self.disk(&artifacts.uki)?;
         let stamp = folder.join("hearth.img.stamp");
         let current = stamp_of(&disk, &artifacts.image);
@@ -203,6 +226,17 @@ impl ImageSpec {
     }
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, LayoutError> {
+    fs::read(path).map_err(|source| LayoutError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn loader() -> Result<Vec<u8>, LayoutError> {
+    read(Path::new(LOADER))
+}
+
 /// The disk with the UKI at `uki`, of this version, and with these extensions. Its seed is made of the content.
 pub fn disk_of<'a>(
     uki: &Path,
@@ -211,13 +245,7 @@ pub fn disk_of<'a>(
     extensions: impl Iterator<Item = &'a Path>,
     sector_size: SectorSize,
 ) -> Result<Disk, LayoutError> {
-    let read = |path: &Path| {
-        fs::read(path).map_err(|source| LayoutError::Read {
-            path: path.to_owned(),
-            source,
-        })
-    };
-    let loader = read(Path::new(LOADER))?;
+    let loader = loader()?;
     // Of the size of the sectors, too: the GUIDs of two disks must differ.
     let seed = Seed::of(&[
         &loader,
@@ -258,12 +286,8 @@ fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
     let image = file(image)?;
     Some(format!(
         "content {}\nimage {image}\nbuilder {builder}\n",
-        hex(&disk.seed.0)
+        hex::encode(disk.seed.0)
     ))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

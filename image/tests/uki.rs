@@ -115,7 +115,7 @@ fn sections_of_a_stub_stay_and_new_ones_follow() {
 }
 
 #[test]
-fn debians_stub_takes_the_four() {
+fn debians_stub_takes_the_six() {
     let path = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
     let stub = std::fs::read(path).unwrap_or_else(|e| {
         panic!("this test needs {path} (package systemd-boot-efi, `cargo xtask setup` installs it): {e}")
@@ -126,12 +126,14 @@ fn debians_stub_takes_the_four() {
         &[
             section(".osrel", b"ID=test\n"),
             section(".cmdline", b"quiet"),
+            section(".pcrpkey", b"a key"),
+            section(".pcrsig", b"{}"),
             section(".initrd", &[1; 5000]),
             section(".linux", &[2; 70_000]),
         ],
     )
     .unwrap();
-    assert_eq!(read_back(&image).len(), before + 4);
+    assert_eq!(read_back(&image).len(), before + 6);
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub struct Image {
     pub disk: PathBuf,
     /// The unified kernel image.
     pub uki: PathBuf,
+    /// What a boot of the disk measures into a TPM.
+    pub measurements: PathBuf,
     /// The bare kernel.
     pub kernel: PathBuf,
     /// The initramfs.
@@ -138,6 +140,7 @@ mod tests {
         Image {
             disk: format!("/{name}/hearth.img").into(),
             uki: format!("/{name}/hearth.efi").into(),
+            measurements: format!("/{name}/measurements.json").into(),
             kernel: "/bzImage".into(),
             initramfs: format!("/{name}/initramfs.zst").into(),
             cmdline: "console=ttyS0".to_owned(),

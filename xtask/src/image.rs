@@ -6,6 +6,7 @@
 mod extension;
 mod node;
 mod release;
+mod signing;
 
 pub(crate) use extension::{Request, of_bundle, sample};
 
@@ -32,6 +33,7 @@ use crate::programs;
 use crate::setup::{self, Needs};
 use crate::target::folder;
 use crate::ui::Ui;
+use signing::Signing;
 
 /// `cargo xtask image`: build the disk image.
 #[derive(clap::Args, Debug)]
@@ -67,6 +69,13 @@ pub(crate) struct Args {
     /// Include the microcode of Debian's packages for Intel's and AMD's processors
     #[arg(long)]
     microcode: bool,
+    /// Sign the PCR policy with this private key: PKCS #8 in PEM, ECDSA P-256 or RSA with 2048 bits [default: a key of
+    /// your own in the cache folder, made at its first use]
+    #[arg(long, value_name = "KEY", conflicts_with = "unsigned")]
+    sign: Option<PathBuf>,
+    /// Without a signed PCR policy: the image that anyone can rebuild bit for bit
+    #[arg(long)]
+    unsigned: bool,
     /// Append to the kernel command line
     #[arg(
         long,
@@ -85,7 +94,16 @@ impl Args {
             && self.firmware.is_empty()
             && !self.microcode
             && self.cmdline_extra.is_empty()
+            && self.signing() == Signing::Own
             && self.sector_size == SectorSize::default()
+    }
+
+    fn signing(&self) -> Signing {
+        match (&self.sign, self.unsigned) {
+            (Some(path), _) => Signing::Key(path.clone()),
+            (None, true) => Signing::Unsigned,
+            (None, false) => Signing::Own,
+        }
     }
 }
 
@@ -125,6 +143,7 @@ pub(crate) fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
     hearth_qemu::artifacts::Image {
         disk: artifacts.image.clone(),
         uki: artifacts.uki.clone(),
+        measurements: artifacts.measurements.clone(),
         kernel: artifacts.kernel.clone(),
         initramfs: artifacts.initramfs.clone(),
         cmdline: artifacts.cmdline.clone(),
@@ -184,6 +203,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     recipe.parts.sector_size = args.sector_size;
     recipe.add_firmware(ui, &args.firmware, args.microcode)?;
     recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
+    recipe.sign(&args.signing())?;
     if args.check {
         return check(ui, &recipe);
     }
@@ -198,7 +218,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let task = ui.task("building the image");
     let artifacts = recipe.write(ui, &folder)?;
     let image = match (args.format, &args.output) {
-        (Format::Raw, None) => artifacts.image,
+        (Format::Raw, None) => artifacts.image.clone(),
         (Format::Raw, Some(path)) => {
             recipe.parts.disk(&artifacts.uki)?.write(path)?;
             path.clone()
@@ -209,6 +229,12 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             path
         }
     };
+    if args.output.is_some() {
+        let measurements = fs::read(&artifacts.measurements)
+            .with_context(|| format!("cannot read {}", artifacts.measurements.display()))?;
+        let beside = image.with_extension("measurements.json");
+        hearth_image::output::write(&beside, &measurements)?;
+    }
     task.done();
     println!("{}", image.display());
     Ok(())
@@ -227,6 +253,7 @@ pub(crate) fn ensure_extended(
 ) -> Result<Artifacts> {
     let mut recipe = ImageSpec::of_node(ui, flavour)?;
     recipe.extend(ui, extensions, "")?;
+    recipe.sign(&Signing::Own)?;
     recipe.write(ui, &folder(&folder_name(flavour, extensions))?)
 }
 
@@ -276,6 +303,7 @@ pub(crate) fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     if example.sample {
         recipe.extend(ui, &[sample()?], "")?;
     }
+    recipe.sign(&Signing::Own)?;
     recipe.write(ui, &folder(&name)?)
 }
 
@@ -358,6 +386,14 @@ impl ImageSpec {
             .extend(Extension::parts(&self.extensions)?, words)?)
     }
 
+    /// Signs the PCR policy.
+    fn sign(&mut self, signing: &Signing) -> Result<()> {
+        if let Some(key) = signing.key()? {
+            self.parts.sign(key);
+        }
+        Ok(())
+    }
+
     /// Adds firmware and microcode, as asked for, and says which versions.
     fn add_firmware(&mut self, ui: &Ui, packages: &[Package], microcode: bool) -> Result<()> {
         let mut found = Vec::new();
@@ -411,6 +447,7 @@ fn check(ui: &Ui, recipe: &ImageSpec) -> Result<()> {
         let parts = [
             ("initramfs", &artifacts.initramfs),
             ("UKI", &artifacts.uki),
+            ("measurements", &artifacts.measurements),
             ("image", &artifacts.image),
         ];
         let mut sums = BTreeMap::new();
