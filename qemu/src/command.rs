@@ -71,8 +71,8 @@ pub struct Machine {
     pub fw_cfg: Vec<Item>,
     /// Whether it has a virtio random number generator.
     pub rng: bool,
-    /// A TPM 2.0, emulated by another program.
-    pub tpm: Option<Tpm>,
+    /// A TPM 2.0, see [`crate::tpm`].
+    pub tpm: Option<TpmInterface>,
     /// The action of its watchdog; the device always exists.
     pub watchdog: WatchdogAction,
     /// Its clock.
@@ -134,15 +134,6 @@ pub enum Rtc {
     Host,
     /// Starts at this date in UTC, `2038-01-19T03:14:00`, and runs from there.
     From(String),
-}
-
-/// A TPM that swtpm (or a similar program) serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tpm {
-    /// Path of its control socket.
-    pub socket: PathBuf,
-    /// How the guest talks to it.
-    pub interface: TpmInterface,
 }
 
 /// The TPM's interface to the guest.
@@ -401,15 +392,16 @@ impl Machine {
     }
 
     fn tpm(&self, line: &mut CommandLine) {
-        let Some(tpm) = &self.tpm else { return };
+        let Some(interface) = self.tpm else { return };
+        // By its bare name, as all sockets in the machine's folder.
         let socket = Options::of("socket")
             .set("id", "tpm")
-            .path("path", &absolute(&tpm.socket));
+            .set("path", RunDir::TPM_SOCKET);
         line.option("-chardev", socket);
         line.option("-tpmdev", "emulator,id=tpm0,chardev=tpm");
         line.option(
             "-device",
-            match tpm.interface {
+            match interface {
                 TpmInterface::Tis => "tpm-tis,tpmdev=tpm0",
                 TpmInterface::Crb => "tpm-crb,tpmdev=tpm0",
             },

@@ -30,6 +30,7 @@
 //! | [`program`] | QEMU itself: another one by a variable, its version |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
 //! | [`hardware`] | the kinds of disk controllers and network cards |
+//! | [`tpm`] | the TPM, emulated by swtpm |
 //! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
 //! | [`vm`] | a running machine: waits, power, how it ended |
@@ -40,7 +41,7 @@
 //! | [`artifacts`] | images and programs for the end-to-end tests |
 //!
 //! # Invariants
-//! - No QEMU outlives its handle, nor the process that made it, however that ends, unless it was explicitly detached.
+//! - No QEMU, and no swtpm beside it, outlives its handle, nor the process that made it, however that ends, unless it was explicitly detached.
 //! - Every wait has a bound, and the error of a wait shows the machine's last console lines.
 //! - Memory is bounded whatever a guest writes and however slowly it is read.
 //! - Secrets (a node's parameters) are passed in files of mode 0600, never on command lines or in logs.
@@ -64,6 +65,7 @@ pub mod phases;
 pub mod program;
 pub mod qmp;
 pub mod run_dir;
+pub mod tpm;
 pub mod tsc;
 pub mod vm;
 

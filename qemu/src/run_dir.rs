@@ -9,6 +9,7 @@
 //! | `vars.fd` | UEFI variables, kept over restarts |
 //! | `fw_cfg-N.bin` | parameters given as bytes, mode 0600 |
 //! | `qmp.sock`, `control.sock` | QMP for the launcher, and for everyone else |
+//! | `tpm/`, `tpm.sock`, `tpm.log` | the TPM's state, kept over restarts, its socket, and swtpm's output |
 //! | `netN.sock` | a link to the switch's socket that card N is plugged into |
 //!
 //! The logs are those of the last start; earlier ones are `serial.1.log`,
@@ -106,6 +107,24 @@ impl RunDir {
         self.file("control.sock")
     }
 
+    /// The name of [`Self::tpm_socket`] in the folder.
+    pub(crate) const TPM_SOCKET: &str = "tpm.sock";
+
+    /// The folder of the TPM.
+    pub fn tpm(&self) -> PathBuf {
+        self.file("tpm")
+    }
+
+    /// The socket of the TPM's emulator.
+    pub fn tpm_socket(&self) -> PathBuf {
+        self.file(Self::TPM_SOCKET)
+    }
+
+    /// The log of the TPM's emulator.
+    pub fn tpm_log(&self) -> PathBuf {
+        self.file("tpm.log")
+    }
+
     /// The name, in the folder, of the socket that the network card with this number is connected to.
     pub(crate) fn link_name(card: usize) -> String {
         format!("net{card}.sock")
@@ -144,10 +163,12 @@ impl RunDir {
         }
     }
 
-    /// Writes the command as a script, for running it by hand.
-    pub(crate) fn write_script(&self, command: &[u8]) -> Result<(), RunDirError> {
+    /// Writes the command as a script, for running it by hand, after what has to be started before it.
+    pub(crate) fn write_script(&self, before: &[u8], command: &[u8]) -> Result<(), RunDirError> {
         let script = [
-            b"#!/bin/sh\n# Starts this machine again as it was last started, on the same disks.\ncd \"$(dirname \"$0\")\" || exit\nexec ",
+            b"#!/bin/sh\n# Starts this machine again as it was last started, on the same disks.\ncd \"$(dirname \"$0\")\" || exit\n",
+            before,
+            b"exec ",
             command,
         ]
         .concat();

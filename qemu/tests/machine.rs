@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use hearth_api::console::{Milestone, Report};
 use hearth_qemu::accel::{Accel, Choice, choose};
-use hearth_qemu::command::{Boot, Machine, OnReset, Rtc, WatchdogAction};
+use hearth_qemu::command::{Boot, Machine, OnReset, Rtc, TpmInterface, WatchdogAction};
 use hearth_qemu::disk::{Cache, Disk, Format};
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::tpm;
 use hearth_qemu::vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why};
 use tokio::net::TcpStream;
 
@@ -377,4 +378,33 @@ async fn a_tied_machine_cannot_be_left_running() {
         "{error}"
     );
     gone(pid).await;
+}
+
+/// The state of the TPM is kept like the disk, and its process ends with the machine, however that ends.
+#[tokio::test]
+async fn a_tpm_is_made_once_and_ends_with_its_machine() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Longer than a socket's address.
+    let deep = folder.path().join("d".repeat(120));
+    std::fs::create_dir(&deep).expect("a folder");
+    let (mut machine, run_dir) = machine(&deep, Then::Shutdown);
+    machine.tpm = Some(TpmInterface::Tis);
+    let vm = start(&machine, &run_dir).await;
+    vm.exited(BOUND).await.expect("it shuts down");
+    assert!(!tpm::is_in_use(&run_dir).expect("looked"));
+    let authority = run_dir.tpm().join("manufacturer/certificate.pem");
+    let made = std::fs::read(&authority).expect("the manufacturer's certificate");
+    drop(vm);
+
+    let (mut machine, run_dir) = guest::machine(&deep, Then::Halt);
+    machine.tpm = Some(TpmInterface::Crb);
+    let vm = start(&machine, &run_dir).await;
+    assert!(tpm::is_in_use(&run_dir).expect("looked"));
+    vm.power_cut().await.expect("cut");
+    assert!(!tpm::is_in_use(&run_dir).expect("looked"));
+    let vm = start(&machine, &run_dir).await;
+    assert!(tpm::is_in_use(&run_dir).expect("looked"));
+    drop(vm);
+    assert!(!tpm::is_in_use(&run_dir).expect("looked"));
+    assert_eq!(std::fs::read(&authority).expect("kept"), made);
 }

@@ -103,6 +103,9 @@ pub(crate) struct Args {
     /// Kind of each node's network card
     #[arg(long, value_name = "CARD", default_value_t = Card::Virtio, value_parser = cards())]
     card: Card,
+    /// Give each node a TPM 2.0 (swtpm), into which the firmware measures what it boots; a cluster keeps it
+    #[arg(long)]
+    tpm: bool,
     /// Leave the nodes running in the background once they are HOME
     #[arg(long)]
     detach: bool,
@@ -154,10 +157,25 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     let state = State::open(folder()?)?;
     let begin = state.begin(args.options()?)?;
-    setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN)?;
+    let config = args.config(begin.config());
+    if config.tpm && config.direct {
+        bail!(
+            "--direct: expected a boot through firmware for machines with a TPM, because nothing measures a kernel \
+             that QEMU loads itself; omit --direct{}",
+            match args.tpm {
+                true => " or --tpm",
+                false => ", or start over with `cargo xtask run --fresh`: the last run had --tpm",
+            }
+        );
+    }
+    let tpm = match config.tpm {
+        true => Needs::TPM,
+        false => Needs::NONE,
+    };
+    let needs = Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN | tpm;
+    setup::ensure(ui, needs)?;
     let accel = accel::choose(args.accel)?;
     let new = begin.is_new();
-    let config = args.config(begin.config());
     let bundle = match config.kubernetes {
         true => Some(bundle::ensure(ui, config.bundle.as_deref())?),
         false => None,
@@ -171,7 +189,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         let (later, nodes) = (args.join_later, record.nodes);
         return Err(Conflict::JoinLater { later, nodes }.into());
     }
-    let made_of = args.made_of(config.memory_mib, &accel);
+    let made_of = args.made_of(&config, &accel);
     record.config = Some(config);
     record.artifacts = Some(artifacts);
     state.save(&record)?;
@@ -235,8 +253,10 @@ impl Args {
         })
     }
 
-    /// The configuration of the machines, based on the last run's: a cluster that has Kubernetes keeps it.
+    /// The configuration of the machines, based on the last run's: a cluster that has Kubernetes keeps it, and so does
+    /// one with TPMs, which may have sealed what its nodes need.
     fn config(&self, last: Option<&MachineConfig>) -> MachineConfig {
+        let tpm = self.tpm || last.is_some_and(|config| config.tpm);
         let last = last.filter(|config| config.kubernetes);
         let kubernetes = self.kubernetes || last.is_some();
         let usual = if kubernetes { 2048 } else { 512 };
@@ -248,6 +268,7 @@ impl Args {
             accel: self.accel.to_string(),
             disk_bus: self.disk_bus,
             card: self.card,
+            tpm,
             kubernetes,
             bundle: self
                 .bundle
@@ -257,12 +278,13 @@ impl Args {
     }
 
     /// The configuration as text.
-    fn made_of(&self, memory_mib: u32, accel: &Chosen) -> String {
-        let firmware = match self.direct {
-            true => "direct boot",
-            false => "UEFI",
+    fn made_of(&self, config: &MachineConfig, accel: &Chosen) -> String {
+        let firmware = match (self.direct, config.tpm) {
+            (true, _) => "direct boot",
+            (false, false) => "UEFI",
+            (false, true) => "UEFI, TPM",
         };
-        let cpus = self.cpus;
+        let (cpus, memory_mib) = (self.cpus, config.memory_mib);
         let hardware = match (self.disk_bus, self.card) {
             (DiskBus::Virtio, Card::Virtio) => String::new(),
             (bus, card) => format!("disk on {bus}, card {card}, "),

@@ -12,6 +12,7 @@ use anyhow::Result;
 use hearth_build::host::{Probe, QEMU, command_for_the_user, install};
 use hearth_qemu::firmware::{Firmware, NoFirmware};
 use hearth_qemu::program as qemu;
+use hearth_qemu::tpm::{SWTPM, SWTPM_SETUP};
 
 use crate::checkout::kernel_config;
 use crate::command::find_program;
@@ -49,6 +50,10 @@ impl Needs {
     pub(crate) const BENCH: Needs = Needs(1 << 5);
     /// Build the Kubernetes bundle.
     pub(crate) const KUBERNETES: Needs = Needs(1 << 6);
+    /// Boot machines with a TPM.
+    pub(crate) const TPM: Needs = Needs(1 << 7);
+    /// Nothing.
+    pub(crate) const NONE: Needs = Needs(0);
     /// Everything except the benchmarks.
     pub(crate) const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
@@ -150,6 +155,8 @@ fn packages(series: &str) -> Vec<Package> {
             || !matches!(Firmware::locate(), Err(NoFirmware::Nowhere(_))),
             Needs::RUN,
         ),
+        program(SWTPM[1], SWTPM[0], Needs::TPM),
+        program(SWTPM_SETUP[1], SWTPM_SETUP[0], Needs::TPM),
         program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
@@ -237,6 +244,9 @@ mod tests {
         assert!(names(Needs::KERNEL).contains("linux-source-6.12"));
         assert!(!names(Needs::KERNEL).contains("qemu-system-x86"));
         assert!(!names(Needs::RUN | Needs::IMAGE).contains("genimage"));
+        // Who uses no TPM needs no emulator of one.
+        assert!(!names(Needs::RUN | Needs::IMAGE).contains("swtpm"));
+        assert!(names(Needs::TPM).contains("swtpm-tools"));
         // Unit tests are compiled on machines that build no image.
         for needs in [Needs::NODE, Needs::TEST] {
             assert!(names(needs).contains("protobuf-compiler"));

@@ -6,7 +6,7 @@ use std::path::Path;
 use hearth_api::names;
 use hearth_qemu::accel::{self, Accel};
 use hearth_qemu::cluster::{Member, NetworkSpec, Place};
-use hearth_qemu::command::{Boot, Machine};
+use hearth_qemu::command::{Boot, Machine, TpmInterface};
 use hearth_qemu::disk::Cache;
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
@@ -147,6 +147,7 @@ impl Blueprint {
             cpus: self.config.cpus,
             memory_mib: self.config.memory_mib,
             boot: self.artifacts.boot(self.config.direct)?,
+            tpm: self.config.tpm.then_some(TpmInterface::Tis),
             fw_cfg: parameters.map(item).transpose()?.into_iter().collect(),
             ..Machine::new(name(number), self.accel)
         };

@@ -130,6 +130,9 @@ pub struct MachineConfig {
     /// The kind of their network cards.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub card: Card,
+    /// Whether they have a TPM.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub tpm: bool,
     /// Whether they have Kubernetes.
     #[serde(default)]
     pub kubernetes: bool,
@@ -410,7 +413,9 @@ mod tests {
         let mut record = ClusterRecord::parse(KEPT.as_bytes()).unwrap();
         let config = record.config.as_mut().unwrap();
         (config.disk_bus, config.card) = (DiskBus::Nvme, Card::E1000e);
+        config.tpm = true;
         let json = record.to_json().unwrap();
+        assert!(json.contains("\"tpm\": true"), "{json}");
         assert!(json.contains("\"disk_bus\": \"nvme\""), "{json}");
         assert_eq!(ClusterRecord::parse(json.as_bytes()).unwrap(), record);
     }

@@ -351,10 +351,7 @@ fn the_rest_is_where_it_was_asked_for() {
         rtc: Rtc::From("2038-01-19T03:14:00".into()),
         on_reset: OnReset::Exit,
         rng: false,
-        tpm: Some(Tpm {
-            socket: "/t/swtpm.sock".into(),
-            interface: TpmInterface::Crb,
-        }),
+        tpm: Some(TpmInterface::Crb),
         ..machine()
     });
     assert_eq!(value(&line, "-action"), "watchdog=pause");
@@ -366,6 +363,11 @@ fn the_rest_is_where_it_was_asked_for() {
         "{devices:?}"
     );
     assert!(!devices.contains(&"virtio-rng-pci".as_ref()), "{devices:?}");
+    let ends = line.values_of("-chardev");
+    assert!(
+        ends.contains(&"socket,id=tpm,path=tpm.sock".as_ref()),
+        "{ends:?}"
+    );
     let line = command(&machine());
     assert!(!line.args().iter().any(|arg| arg == "-no-reboot"));
     assert!(

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::exit::{Cause, Exit};
 use crate::console::Console;
 use crate::qmp::Qmp;
+use crate::tpm::Emulator;
 
 /// Bound for reading the rest of QEMU's output after its end, all of which is in buffers already.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -23,6 +24,8 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
 pub(super) struct Running {
     pub(super) process: Process,
     child: Mutex<Child>,
+    /// The TPM, which ends with the machine.
+    tpm: Option<Emulator>,
     /// Set before we kill it, so that its end is known to be a power cut.
     cut: AtomicBool,
 }
@@ -34,6 +37,7 @@ impl Running {
             Ok(process) => Ok(Self {
                 process,
                 child: Mutex::new(child),
+                tpm: None,
                 cut: AtomicBool::new(false),
             }),
             Err(error) => {
@@ -44,17 +48,24 @@ impl Running {
         }
     }
 
+    /// The same with a TPM.
+    pub(super) fn with_tpm(self, tpm: Option<Emulator>) -> Self {
+        Self { tpm, ..self }
+    }
+
     pub(super) fn kill(&self) -> io::Result<()> {
         self.cut.store(true, Ordering::SeqCst);
         self.process.kill()
     }
 
-    /// Reads its exit status, if it has ended. Can be called repeatedly.
+    /// Reads its exit status, if it has ended; then its TPM has ended, too. Can be called repeatedly.
     pub(super) fn reap(&self) -> io::Result<Option<ExitStatus>> {
-        self.child
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .try_wait()
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child.try_wait()?;
+        if let (Some(_), Some(tpm)) = (&status, &self.tpm) {
+            tpm.end();
+        }
+        Ok(status)
     }
 }
 

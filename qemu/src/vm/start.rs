@@ -19,6 +19,7 @@ use crate::network::{self, Link, PortForward};
 use crate::program::{self, ProgramError};
 use crate::qmp::{Qmp, QmpError};
 use crate::run_dir::{RunDir, RunDirError};
+use crate::tpm::{self, Emulator, EndOnDrop, TpmError};
 
 /// Interval of queries for states that QEMU does not report.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
@@ -57,6 +58,14 @@ pub enum StartError {
         machine: String,
         /// Socket path of the switch.
         socket: PathBuf,
+    },
+    /// Its TPM could not be made or started.
+    #[error("machine {machine:?}: TPM: {source}")]
+    Tpm {
+        /// Name of the machine.
+        machine: String,
+        /// The underlying error.
+        source: TpmError,
     },
     /// QEMU did not start.
     #[error("machine {machine:?}: cannot start QEMU: {source}")]
@@ -127,12 +136,23 @@ pub(super) async fn bring_up(
     program::check().await?;
     check_ports(machine)?;
     prepare(machine, run_dir).map_err(folder_error)?;
+    let before = machine.tpm.map(|_| tpm::by_hand(run_dir).to_script());
     run_dir
-        .write_script(&by_hand.to_script())
+        .write_script(&before.unwrap_or_default(), &by_hand.to_script())
         .map_err(folder_error)?;
+    let tpm =
+        match machine.tpm {
+            Some(_) => Some(Emulator::start(run_dir, lifetime).await.map_err(|source| {
+                StartError::Tpm {
+                    machine: name.clone(),
+                    source,
+                }
+            })?),
+            None => None,
+        };
 
     let started = Instant::now();
-    let running = spawn_qemu(machine, run_dir, lifetime).await?;
+    let running = spawn_qemu(machine, run_dir, lifetime, EndOnDrop(tpm)).await?;
     let guard = KillOnDrop(Some(running.clone()));
     let qmp = match shake_hands(run_dir, started).await {
         Ok(qmp) => qmp,
@@ -199,6 +219,7 @@ async fn spawn_qemu(
     machine: &Machine,
     run_dir: &RunDir,
     lifetime: Lifetime,
+    mut tpm: EndOnDrop,
 ) -> Result<Arc<Running>, StartError> {
     let folder_error = |source| StartError::RunDir {
         machine: machine.name.clone(),
@@ -239,7 +260,8 @@ async fn spawn_qemu(
     let child = spawn::spawn(command, lifetime, inherited)
         .await
         .map_err(spawn_error)?;
-    Running::of_child(child).map(Arc::new).map_err(spawn_error)
+    let running = Running::of_child(child).map_err(spawn_error)?;
+    Ok(Arc::new(running.with_tpm(tpm.0.take())))
 }
 
 async fn shake_hands(run_dir: &RunDir, started: Instant) -> Result<Qmp, QmpError> {
