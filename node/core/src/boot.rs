@@ -29,7 +29,7 @@ use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
-use hearth_sys::{cgroups, child, files, mount_table, mounts, sysctl, watchdog};
+use hearth_sys::{cgroups, child, files, mount_table, mounts, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -57,6 +57,9 @@ const GROUP: &str = "hearth";
 /// control plane. A node that misses heartbeats while an API server starts costs the cluster more
 /// than a slower start does.
 const NICENESS: i8 = -5;
+/// The registers of the TPM that say what was booted: the programs that the firmware loaded, its
+/// Secure Boot keys, the image, and the command line.
+const SHOWN_PCRS: [u8; 4] = [4, 7, 11, 12];
 
 /// State shared by the runnables below the root.
 struct Node {
@@ -262,6 +265,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     ctx.run("watchdog", |ctx| {
         watchdog::run(ctx, Path::new(watchdog::DEVICE), WATCHDOG_BOUND)
     })?;
+    ctx.run("tpm", log_tpm)?;
     let (cluster_state_writer, cluster_state) = cluster_state::new();
     let state = cluster_state.clone();
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
@@ -307,6 +311,20 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
+}
+
+/// Logs which TPM the machine has, and what was measured into it. Nothing waits for it: a TPM may be
+/// slow, or not respond.
+async fn log_tpm(ctx: Context) -> Outcome {
+    let read = || tpm::read(Path::new("/sys"), &SHOWN_PCRS);
+    match tokio::task::spawn_blocking(read).await? {
+        Ok(Some(tpm)) => tracing::info!("TPM {tpm}"),
+        Ok(None) => tracing::debug!("no TPM found"),
+        Err(error) => tracing::warn!("cannot read the TPM: {}", chain(&error)),
+    }
+    ctx.healthy();
+    ctx.done();
+    Ok(())
 }
 
 /// Copies the kernel's log into the log tree, under the name of this runnable.

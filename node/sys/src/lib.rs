@@ -39,6 +39,7 @@ mod raw;
 pub mod slots;
 pub mod static_network;
 pub mod sysctl;
+pub mod tpm;
 pub mod tree;
 pub mod uevents;
 pub mod watchdog;
