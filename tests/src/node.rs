@@ -20,7 +20,7 @@ use hearth_lab::owner::with_storage;
 use hearth_lab::{Owner, tool};
 use hearth_qemu::accel::Accel;
 use hearth_qemu::artifacts::Image;
-use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc};
+use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc, TpmInterface};
 use hearth_qemu::disk::{Disk, Format, make_overlay};
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
@@ -138,6 +138,12 @@ impl<'a> Plan<'a> {
     /// Booted from its disk, by firmware.
     pub fn uefi(mut self) -> Self {
         self.uefi = true;
+        self
+    }
+
+    /// With a TPM.
+    pub fn tpm(mut self) -> Self {
+        self.machine.tpm = Some(TpmInterface::Tis);
         self
     }
 

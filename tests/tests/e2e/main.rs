@@ -15,6 +15,7 @@ mod ha;
 mod hardware;
 mod kubernetes;
 mod machine;
+mod measured;
 mod membership;
 mod membership_cuts;
 mod memory;
