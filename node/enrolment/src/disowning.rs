@@ -5,13 +5,11 @@
 //! rest.
 //!
 //! An encrypted data partition is lost with the node unlock key in the sealed configuration. On an
-//! INSECURE one the data are removed: the credentials, the roles, and the etcd member with its
-//! data. On a running node the keys and the roles are removed at once ([`forget`]); etcd's
-//! directory is removed by the control plane once etcd has exited ([`wipe`]), since a running etcd
-//! would create parts of it again.
-
-use std::path::PathBuf;
-use std::{fs, io};
+//! INSECURE one everything that opens anything is overwritten and removed: the credentials, the key
+//! of the pod network, the roles, and the etcd member with its data, which have the cluster's
+//! certificate authorities and all nodes' unlock keys. On a running node the keys and the roles are
+//! removed at once ([`forget`]); etcd's directory is removed by the control plane once etcd has
+//! exited ([`wipe`]), since a running etcd would create parts of it again.
 
 use hearth_host::credentials::{self, CredentialsError};
 use hearth_host::failpoint;
@@ -29,14 +27,6 @@ pub enum WipeError {
     /// A file could not be removed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A directory could not be removed.
-    #[error("cannot remove {}", path.display())]
-    Directory {
-        /// Its path.
-        path: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
 }
 
 /// Removes the keys from the sealed configuration, permanently.
@@ -52,6 +42,7 @@ pub fn seal(store: &SealedStore, disowned: Disowned) -> Result<(), SealedError> 
 pub fn forget(data: &Data) -> Result<(), WipeError> {
     credentials::erase(&data.node().credentials())?;
     credentials::erase(&data.etcd().peer())?;
+    files::erase_durably(&data.node().mesh())?;
     files::remove_durably(&data.node().roles())?;
     Ok(())
 }
@@ -61,19 +52,15 @@ pub fn forget(data: &Data) -> Result<(), WipeError> {
 pub fn wipe(data: &Data) -> Result<(), WipeError> {
     failpoint!("disowning.wiped.before");
     forget(data)?;
-    let etcd = data.etcd().path().to_owned();
-    match fs::remove_dir_all(&etcd) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(WipeError::Directory { path: etcd, source });
-        }
-        _ => files::sync_dir(data.path())?,
-    }
+    files::erase_directory(data.etcd().path())?;
     failpoint!("disowning.wiped.after");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use hearth_host::layout::Root;
 
     use super::*;
@@ -91,6 +78,7 @@ mod tests {
             }
         }
         fs::write(data.node().roles(), "roles").unwrap();
+        fs::write(data.node().mesh(), "secret").unwrap();
         fs::create_dir(data.etcd().data()).unwrap();
         fs::write(data.etcd().data().join("db"), "records").unwrap();
         fs::write(data.etcd().authorities(), "CA").unwrap();
@@ -102,6 +90,7 @@ mod tests {
             assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
         }
         assert!(!data.node().roles().exists());
+        assert!(!data.node().mesh().exists());
 
         // Twice, as after a power cut.
         for _ in 0..2 {

@@ -3,10 +3,6 @@
 //! The certificate is written last. If it exists, all three files do; if it does not, the node has
 //! no credentials, whatever other files are there.
 
-use std::fs::OpenOptions;
-use std::io::Write as _;
-use std::path::Path;
-
 use hearth_api::identity::{KeyError, NodeCredentials, NodeKey};
 use hearth_sys::files::{self, FileError};
 use rustls_pki_types::CertificateDer;
@@ -23,14 +19,6 @@ pub enum CredentialsError {
     /// A file cannot be read or written.
     #[error("cannot access the node's credentials")]
     File(#[from] FileError),
-    /// The key cannot be overwritten before it is removed.
-    #[error("cannot overwrite the node's key {path}")]
-    Overwrite {
-        /// The file.
-        path: String,
-        /// The error of the operating system.
-        source: std::io::Error,
-    },
     /// The certificate exists, but this file does not.
     #[error("cannot read the node's credentials: {path} is missing")]
     Missing {
@@ -85,24 +73,9 @@ pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsErro
 /// Erases the credentials: overwrites the key, then removes all files. Succeeds if there are none.
 pub fn erase(files: &KeyFiles) -> Result<(), CredentialsError> {
     files::remove_durably(&files.certificate())?;
-    overwrite(&files.key()).map_err(|source| CredentialsError::Overwrite {
-        path: files.key().display().to_string(),
-        source,
-    })?;
-    files::remove_durably(&files.key())?;
+    files::erase_durably(&files.key())?;
     files::remove_durably(&files.ca())?;
     Ok(())
-}
-
-/// Overwrites the file in place, so that its blocks no longer hold the key.
-fn overwrite(path: &Path) -> std::io::Result<()> {
-    let mut file = match OpenOptions::new().write(true).open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        file => file?,
-    };
-    let length = file.metadata()?.len().min(LARGEST_FILE);
-    file.write_all(&vec![0; length as usize])?;
-    file.sync_all()
 }
 
 #[cfg(test)]

@@ -124,6 +124,62 @@ pub fn remove_durably(path: &Path) -> Result<(), FileError> {
     sync_dir(directory)
 }
 
+/// Overwrites the file in place with zeros, so that its blocks no longer hold what it had, and removes it, durably.
+/// Succeeds if it does not exist.
+pub fn erase_durably(path: &Path) -> Result<(), FileError> {
+    overwrite(path)?;
+    remove_durably(path)
+}
+
+/// Erases all files below the directory in this way, and removes it, durably. Succeeds if it does not exist.
+pub fn erase_directory(directory: &Path) -> Result<(), FileError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match directory_of(directory)? {
+                parent if parent.exists() => sync_dir(parent),
+                _ => Ok(()),
+            };
+        }
+        entries => entries.map_err(FileError::io(directory, "read the directory"))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(FileError::io(directory, "read the directory"))?;
+        let path = entry.path();
+        let kind = entry.file_type();
+        let kind = kind.map_err(FileError::io(&path, "get the type"))?;
+        if kind.is_dir() {
+            erase_directory(&path)?;
+        } else {
+            if kind.is_file() {
+                overwrite(&path)?;
+            }
+            fs::remove_file(&path).map_err(FileError::io(&path, "remove"))?;
+        }
+    }
+    fs::remove_dir(directory).map_err(FileError::io(directory, "remove the directory"))?;
+    sync_dir(directory_of(directory)?)
+}
+
+/// Overwrites the file with zeros, durably. Succeeds if it does not exist.
+fn overwrite(path: &Path) -> Result<(), FileError> {
+    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let mut file = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.map_err(FileError::io(path, "open"))?,
+    };
+    let length = file
+        .metadata()
+        .map_err(FileError::io(path, "get the size"))?;
+    let mut left = length.len();
+    while left > 0 {
+        let count = left.min(ZEROS.len() as u64);
+        file.write_all(&ZEROS[..count as usize])
+            .map_err(FileError::io(path, "overwrite"))?;
+        left -= count;
+    }
+    file.sync_all().map_err(FileError::io(path, "sync"))
+}
+
 /// Makes changes of names in a directory durable: creations, renames, removals.
 pub fn sync_dir(directory: &Path) -> Result<(), FileError> {
     File::open(directory)
