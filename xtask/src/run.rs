@@ -49,6 +49,8 @@ enum Storage {
     /// dm-crypt: a node that reboots gets its key from the others; a cluster that is completely powered off cannot be
     /// booted again yet
     Encrypted,
+    /// dm-crypt: each node's TPM opens its own data partition, and the next run can boot this cluster again; needs --tpm
+    Tpm,
 }
 
 impl From<Storage> for record::Storage {
@@ -56,6 +58,7 @@ impl From<Storage> for record::Storage {
         match storage {
             Storage::Insecure => record::Storage::Insecure,
             Storage::Encrypted => record::Storage::Encrypted,
+            Storage::Tpm => record::Storage::Tpm,
         }
     }
 }
@@ -75,7 +78,7 @@ pub(crate) struct Args {
     /// Start the last K nodes, but leave their approval to you
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0)]
     join_later: u16,
-    /// Storage protection of a new cluster [default: insecure]
+    /// Storage protection of a new cluster [default: insecure, with --tpm tpm]
     #[arg(long, value_enum, conflicts_with = "parameters")]
     storage: Option<Storage>,
     /// Include Kubernetes: every node is a worker, the first one or three are controllers; waits until all of them are
@@ -168,6 +171,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             }
         );
     }
+    if args.storage == Some(Storage::Tpm) && !config.tpm {
+        bail!("--storage tpm: expected --tpm with it, got machines without a TPM");
+    }
     let tpm = match config.tpm {
         true => Needs::TPM,
         false => Needs::NONE,
@@ -243,9 +249,12 @@ impl Args {
         let read = |path: &PathBuf| {
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
         };
+        let own_parameters = self.parameters.is_some();
+        let usual = (self.tpm && !own_parameters).then_some(Storage::Tpm);
+        let storage = self.storage.or(usual);
         Ok(RunOptions {
             fresh: self.fresh,
-            storage: self.storage.map(record::Storage::from),
+            storage: storage.map(record::Storage::from),
             parameters: self.parameters.as_ref().map(read).transpose()?,
             disk_bytes: self.disk,
             nodes: self.nodes,
@@ -310,6 +319,7 @@ fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
         Some(record::Storage::Encrypted) => {
             "storage encrypted (cannot cold-start yet: lost when all nodes are off)"
         }
+        Some(record::Storage::Tpm) => "storage encrypted, opened by each node's TPM",
         None => "parameters of your own",
     };
     ui.say(format_args!("{what}{nodes}; {storage}"));

@@ -17,14 +17,14 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
-use hearth_host::directory;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
 use hearth_sys::files;
@@ -41,7 +41,7 @@ const PUBLIC: u32 = 0o644;
 
 /// Follows the other nodes, and saves their addresses.
 pub struct Worker {
-    /// Has `/etc/hosts` and the directory on the ESP.
+    /// Has `/etc/hosts`.
     pub root: Root,
     /// Sets the machine's host name.
     pub set_hostname: fn(&str) -> Result<(), HostnameError>,
@@ -49,8 +49,8 @@ pub struct Worker {
     pub rest: Duration,
     /// Timeout of a watch without events, after which another curator is used.
     pub silence: Duration,
-    /// Locked while the ESP is written: the writing thread may outlive a worker that is cancelled.
-    pub writing: Arc<Mutex<()>>,
+    /// The directory on the ESP.
+    pub saved_directory: Arc<DirectoryStore>,
     /// Read: this node's identity and saved directory.
     pub member: Value<MemberData>,
     /// Read: the connection to the curators.
@@ -256,19 +256,8 @@ async fn save_changes(ctx: &Context, worker: &Worker, wanted: Value<Wanted>) -> 
 
 /// Saves the directory on the ESP durably; returns whether the ESP had another one, or none.
 async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<bool, Failure> {
-    let (esp, writing) = (worker.root.esp.clone(), worker.writing.clone());
+    let store = worker.saved_directory.clone();
     // The ESP is mounted with `sync`: the write takes as long as the disk.
-    let save = move || {
-        let _writing = writing.lock().unwrap_or_else(PoisonError::into_inner);
-        match directory::load(&esp) {
-            Ok(Some(saved)) if saved == directory => return Ok(false),
-            Ok(_) => {}
-            Err(error) => {
-                let error = hearth_api::chain(&error);
-                tracing::warn!("replacing the unreadable cluster directory: {error}");
-            }
-        }
-        directory::save(&esp, &directory).map(|()| true)
-    };
+    let save = move || store.save(&directory);
     Ok(tokio::task::spawn_blocking(save).await??)
 }

@@ -18,7 +18,7 @@ use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
-use hearth_enrolment::sealed::SealedStore;
+use hearth_enrolment::sealed::{SealedStore, Sealer};
 use hearth_host::boot_record::{self, BootCounter};
 use hearth_host::bundle::Binary;
 use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
@@ -277,11 +277,11 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         tracing::warn!(name, "test image: failpoint armed");
     }
     // The ESP is slow, and may not respond at all.
-    let sealed = Arc::new(SealedStore::new(&node.root.esp));
-    let (parameters, configuration) = tokio::task::block_in_place(|| {
+    let (sealed, parameters, configuration) = tokio::task::block_in_place(|| {
+        let sealed = Arc::new(SealedStore::new(&node.root.esp, sealer(&node.root)));
         let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
         let configuration = network::configuration(&parameters, &sealed);
-        (parameters, configuration)
+        (sealed, parameters, configuration)
     });
     let (address_writer, address) = event::value();
     let network = Arc::new(Network {
@@ -328,6 +328,17 @@ async fn log_tpm(ctx: Context) -> Outcome {
 }
 
 /// Copies the kernel's log into the log tree, under the name of this runnable.
+/// The machine's TPM, if it has one that can seal the node's keys.
+fn sealer(root: &Root) -> Option<Arc<Sealer>> {
+    match Sealer::of_machine(&root.loader) {
+        Ok(sealer) => sealer.map(Arc::new),
+        Err(error) => {
+            tracing::warn!("the TPM is not used: {}", chain(&error));
+            None
+        }
+    }
+}
+
 async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
     let mut kernel = Kmsg::open(Path::new(kmsg::DEVICE))?;
     ctx.healthy();

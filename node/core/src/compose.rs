@@ -26,6 +26,7 @@ use hearth_enrolment::sealed::SealedStore;
 use hearth_enrolment::{driver, rejoin};
 use hearth_host::cluster_state::{self, ClusterState};
 use hearth_host::console::report;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::extensions::Extensions;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
@@ -113,6 +114,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (book, learned) = AddressBook::new(tls::wall_clock());
     let refusals_writer = Arc::new(refusals_writer);
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    let saved_directory = Arc::new(DirectoryStore::new(&root.esp));
     let can_run_kubernetes = extensions.get(EXTENSION_KUBERNETES).is_ok();
     let asker = Arc::new(CuratorCaller::new(
         tls::wall_clock(),
@@ -173,7 +175,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             set_hostname: hostname::set,
             rest: hosts::REST,
             silence: WATCH_SILENCE,
-            writing: Arc::default(),
+            saved_directory: saved_directory.clone(),
             member: member.clone(),
             connection: connection.clone(),
             address: address.clone(),
@@ -249,6 +251,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let rejoin = Arc::new(rejoin::Parts {
         root: root.clone(),
         sealed: sealed.clone(),
+        saved_directory: saved_directory.clone(),
         asker: asker.clone(),
         report: Arc::new(report),
         at_most_every: rejoin::Parts::AT_MOST_EVERY,
@@ -261,10 +264,10 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         parameters,
         root,
         sealed,
+        saved_directory,
         asker,
         data: Arc::new(Mutex::new(data)),
         lifetime: pki::Lifetime::since_build(image.build_time),
-        tpm_is_present: driver::tpm_is_present(),
         can_run_kubernetes,
         report: Arc::new(report),
         address,

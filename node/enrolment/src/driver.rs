@@ -7,7 +7,6 @@
 //! On a node that its cluster has removed the runnable never completes, since there is no member to
 //! hand over.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,17 +14,18 @@ use hearth_api::console::{Milestone, Report};
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
 };
-use hearth_api::v1::{ClusterDirectory, TpmUsage};
+use hearth_api::v1::ClusterDirectory;
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{BootstrapData, Founded, MemberData};
 use hearth_host::layout::Root;
 use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::storage::{DataPartition, Mode, StorageBackend, StorageError, Volume};
-use hearth_host::{around, credentials, directory, failpoint};
+use hearth_host::{around, credentials, failpoint};
 use tonic::Code;
 use tracing::Instrument;
 
@@ -54,14 +54,14 @@ pub struct Parts<M, A> {
     pub root: Root,
     /// The store of the sealed configuration.
     pub sealed: Arc<SealedStore>,
+    /// The directory on the ESP.
+    pub saved_directory: Arc<DirectoryStore>,
     /// The data partition.
     pub data: Arc<Mutex<DataPartition<M>>>,
     /// The client of the curators.
     pub asker: Arc<CuratorCaller>,
     /// Validity of the certificates that a bootstrap creates.
     pub lifetime: pki::Lifetime,
-    /// Whether the machine has a TPM; see [`tpm_is_present`].
-    pub tpm_is_present: bool,
     /// Whether the image has the extension for the Kubernetes roles. If so, a first node whose
     /// parameters name no roles gets them.
     pub can_run_kubernetes: bool,
@@ -79,11 +79,6 @@ pub struct Parts<M, A> {
     pub status: event::Writer<EnrolmentStatus>,
     /// Written: the phase from which the cluster state is computed.
     pub enrolment_phase: event::Writer<EnrolmentPhase>,
-}
-
-/// Whether the kernel has detected a TPM.
-pub fn tpm_is_present() -> bool {
-    Path::new("/sys/class/tpm/tpm0").exists()
 }
 
 /// The runnable. It completes when the node is handed over to the role server.
@@ -248,6 +243,7 @@ where
         let sealed = match blocking(move || store.load()).await? {
             Ok(stored) => SealedState::Stored(stored),
             Err(error) if error.is_transient() => return Err(again(error)),
+            Err(error) if error.is_locked() => SealedState::Locked(chain(error)),
             Err(error) => SealedState::Corrupt(chain(error)),
         };
         let data = self.data.clone();
@@ -271,7 +267,7 @@ where
     fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
         Ok(Done::Keys(match &parameters.cluster {
             Cluster::Bootstrap(bootstrap) => {
-                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)))
+                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)?))
             }
             Cluster::Register(register) => {
                 Keys::Registering(Arc::new(new_registering(parameters, register)))
@@ -279,7 +275,17 @@ where
         }))
     }
 
-    fn new_founding(&self, parameters: &Parameters, bootstrap: &Bootstrap) -> Founding {
+    fn new_founding(
+        &self,
+        parameters: &Parameters,
+        bootstrap: &Bootstrap,
+    ) -> Result<Founding, Failure> {
+        let mode = bootstrap.seed.configuration.tpm_mode();
+        let tpm_usage = parameters::tpm_usage(mode, self.sealed.can_seal()).ok_or_else(|| {
+            Failure::Refuse(
+                "tpm_mode: expected a TPM that can seal this node's keys, as the mode is REQUIRED, found none".into(),
+            )
+        })?;
         let node_key = NodeKey::generate();
         let identity = Identity {
             enrolment_id: EnrolmentId::generate(),
@@ -288,11 +294,7 @@ where
             node_unlock_key: NodeUnlockKey::generate(),
             join_key: JoinKey::generate(),
             storage_security: bootstrap.storage_security,
-            tpm_usage: if self.tpm_is_present {
-                TpmUsage::PresentButUnused
-            } else {
-                TpmUsage::NotPresent
-            },
+            tpm_usage,
             cold_start_policy: bootstrap.cold_start_policy,
             key_epoch: 0,
             network: parameters.network.clone(),
@@ -303,14 +305,14 @@ where
             enrolment = %identity.enrolment_id,
             "generated the identity of a new cluster"
         );
-        Founding {
+        Ok(Founding {
             identity,
             node_key,
             cluster_unlock_key: ClusterUnlockKey::generate(),
             cluster_ca: None,
             seed: bootstrap.seed.clone(),
             roles: bootstrap.roles(self.can_run_kubernetes),
-        }
+        })
     }
 
     async fn save_sealed(&self, sealed: Sealed) -> Result<Done, Failure> {
@@ -327,7 +329,11 @@ where
             Sealed::Member(_) => around!("enrolment.sealed_member", store.save(&sealed)),
             Sealed::Disowned(disowned) => disowning::seal(&store, *disowned),
         });
-        saved.await?.map_err(again)?;
+        saved.await?.map_err(|error| match error.is_locked() {
+            // The cluster wants the TPM to be used, and this machine cannot.
+            true => refuse(error),
+            false => again(error),
+        })?;
         Ok(Done::Plain)
     }
 
@@ -386,7 +392,10 @@ where
         if first {
             failpoint!("registering.asked.before");
         }
-        let asked = self.asker.register(registering, self.tpm_is_present).await;
+        let asked = self
+            .asker
+            .register(registering, self.sealed.can_seal())
+            .await;
         let reply = asked.map_err(|error| match error.code() {
             Some(Code::InvalidArgument | Code::AlreadyExists) => refuse(error),
             Some(Code::PermissionDenied | Code::Unauthenticated) => Failure::Denied(chain(error)),
@@ -412,32 +421,74 @@ where
 
     async fn save_credentials(&self, committed: Arc<Committed>) -> Result<Done, Failure> {
         let files = self.root.data.node().credentials();
-        let esp = self.root.esp.clone();
+        let directory = self.saved_directory.clone();
         blocking(move || {
             failpoint!("registering.credentials.before");
             credentials::save(&files, &committed.credentials).map_err(again)?;
-            directory::save(&esp, &committed.directory).map_err(again)?;
+            directory.save(&committed.directory).map_err(again)?;
             failpoint!("registering.credentials.after");
             Ok(Done::Plain)
         })
         .await?
     }
 
+    /// Gets the unlock key. Any node of the cluster may pretend to be a curator, where a directory does not say who they
+    /// are. So a key that does not open the data partition is not believed before each curator was asked alone.
     async fn unlock(&self, member: &Member) -> Result<Done, Failure> {
         self.has_address().await?;
-        let directory = self.known_curators(member).await?;
-        match self.asker.join(member, &directory).await {
-            Ok(Joined::Admitted { key, directory }) => Ok(Done::Unlocked(key, directory)),
-            Ok(Joined::Removed) => Ok(Done::Removed),
-            Err(error) if is_final(&error) => Err(Failure::Denied(chain(error))),
-            Err(error) => Err(again(error)),
+        let known = self.known_curators(member).await?;
+        let answer = match self.asker.join(member, &known).await {
+            Ok(answer) => answer,
+            Err(error) if is_final(&error) => return Err(Failure::Denied(chain(error))),
+            Err(error) => return Err(again(error)),
+        };
+        if let Some(done) = self.accept(member, answer).await? {
+            return Ok(done);
         }
+        let mut unanswered = 0;
+        for node in &known.nodes {
+            let only = ClusterDirectory {
+                nodes: vec![node.clone()],
+            };
+            let Ok(answer) = self.asker.join(member, &only).await else {
+                unanswered += 1;
+                continue;
+            };
+            if let Some(done) = self.accept(member, answer).await? {
+                return Ok(done);
+            }
+        }
+        match unanswered {
+            0 => Err(refuse(StorageError::NotAuthentic)),
+            count => Err(Failure::Again(format!(
+                "the unlock key that a curator returned does not open the data partition, and {count} of {} curators \
+                 did not answer",
+                known.nodes.len()
+            ))),
+        }
+    }
+
+    /// What a curator has answered, unless it is a key that does not open the data partition.
+    async fn accept(&self, member: &Member, answer: Joined) -> Result<Option<Done>, Failure> {
+        let Joined::Admitted { key, directory } = answer else {
+            return Ok(Some(Done::Removed));
+        };
+        let volume = member.identity.volume(Some(&key));
+        let secrets = volume.and_then(|volume| volume.secrets);
+        let data = self.data.clone();
+        let header = blocking(move || locked(&data).inspect()).await?;
+        let opens = match header.map_err(storage_failure)? {
+            HeaderState::Header(header) => header.is_authentic(secrets.as_ref()),
+            // Reported where it is mounted.
+            _ => true,
+        };
+        Ok(opens.then_some(Done::Unlocked(key, directory)))
     }
 
     /// The curators in the directory on the ESP, and those of the same cluster in the parameters,
     /// in case all others are gone.
     async fn known_curators(&self, member: &Member) -> Result<ClusterDirectory, Failure> {
-        let mut known = self.saved_directory().await?;
+        let mut known = self.load_directory().await?;
         if let Ok(Some(found)) = &*self.parameters
             && let Cluster::Register(register) = &found.parameters.cluster
             && register.ca == member.cluster_ca
@@ -447,9 +498,9 @@ where
         Ok(known)
     }
 
-    async fn saved_directory(&self) -> Result<ClusterDirectory, Failure> {
-        let esp = self.root.esp.clone();
-        let directory = blocking(move || directory::load(&esp)).await?;
+    async fn load_directory(&self) -> Result<ClusterDirectory, Failure> {
+        let store = self.saved_directory.clone();
+        let directory = blocking(move || store.load()).await?;
         let directory = directory.unwrap_or_else(|error| {
             tracing::warn!("{}", chain(error));
             None
@@ -509,7 +560,7 @@ where
     ) -> Result<Done, Failure> {
         let directory = match directory {
             Some(directory) => ClusterDirectory::clone(&directory),
-            None => self.saved_directory().await?,
+            None => self.load_directory().await?,
         };
         // An earlier run may have stopped after it saved MEMBER.
         let entered = matches!(

@@ -12,9 +12,10 @@ use hearth_api::v1::{
 };
 use hearth_curator::testing::{World, quick};
 use hearth_host::cluster_state::State;
+use hearth_host::credentials;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::parameters::{self, Cluster, Found, Parameters, Register, Source};
 use hearth_host::storage::header::{HeaderState, Phase};
-use hearth_host::{credentials, directory};
 
 use super::driver::tests::{Boot, Machine};
 use super::machine::EnrolmentStatus;
@@ -188,7 +189,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
     assert!(reports[1].starts_with(approval), "{reports:?}");
     assert_eq!(reports.len(), 2, "it is said once: {reports:?}");
     assert_eq!(
-        directory::load(&machine.root.esp).unwrap(),
+        DirectoryStore::new(&machine.root.esp).load().unwrap(),
         Some(home.directory())
     );
     let Sealed::Member(sealed) = machine.sealed() else {

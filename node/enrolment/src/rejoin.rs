@@ -15,7 +15,7 @@ use hearth_api::console::Report;
 use hearth_api::v1::ClusterDirectory;
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
-use hearth_host::directory;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{Disowned, MemberData, Refusals};
 use hearth_host::layout::Root;
 
@@ -34,6 +34,8 @@ pub struct Parts {
     pub root: Root,
     /// The store of the sealed configuration.
     pub sealed: Arc<SealedStore>,
+    /// The directory on the ESP.
+    pub saved_directory: Arc<DirectoryStore>,
     /// The client of the curators.
     pub asker: Arc<CuratorCaller>,
     /// Prints on the console.
@@ -127,9 +129,8 @@ impl Parts {
         member: &Member,
         handed_over: &ClusterDirectory,
     ) -> Result<Joined, AskError> {
-        let esp = self.root.esp.clone();
-        // The worker that owns the file may save it while this runs.
-        let saved = tokio::task::spawn_blocking(move || directory::look(&esp)).await;
+        let store = self.saved_directory.clone();
+        let saved = tokio::task::spawn_blocking(move || store.load()).await;
         let mut known = handed_over.clone();
         if let Ok(Ok(Some(saved))) = saved {
             known.nodes.splice(0..0, saved.nodes);

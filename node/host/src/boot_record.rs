@@ -46,7 +46,7 @@ pub struct BootCounter {
 impl BootCounter {
     /// Reads the record, raises the clock to the saved time and counts this boot.
     pub fn begin(file: &StateFile) -> Result<Self, SlotError> {
-        let mut slots = file.slots(FORMAT);
+        let mut slots = file.slots(&[FORMAT]);
         let record = match slots.load() {
             Ok(Loaded::Value { payload, .. }) => BootRecord::decode(payload.as_slice()).ok(),
             Ok(_) => None,
@@ -198,7 +198,7 @@ mod tests {
         for path in file(&esp).paths() {
             std::fs::write(path, &stored).unwrap();
         }
-        let Loaded::Value { payload, .. } = file(&esp).slots(FORMAT).load().unwrap() else {
+        let Loaded::Value { payload, .. } = file(&esp).slots(&[FORMAT]).load().unwrap() else {
             panic!("the stored slots were not read");
         };
         let wanted = BootRecord {

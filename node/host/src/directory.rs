@@ -5,6 +5,7 @@
 //! save overwrites it.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_api::identity::NodeId;
 use hearth_api::private::StoredDirectory;
@@ -35,14 +36,69 @@ pub enum DirectoryError {
     Content(#[from] DecodeError),
 }
 
-/// Reads the directory; `None` if none has been saved.
-pub fn load(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
-    directory_of(slots(esp).load()?)
+/// The directory on an ESP. A node has one instance, because it remembers which slot's last write failed.
+#[derive(Debug)]
+pub struct DirectoryStore {
+    esp: Esp,
+    /// Locked while the ESP is written: the writing thread may outlive a worker that is cancelled.
+    slots: Mutex<SlotPair<FileSlot>>,
 }
 
-/// Reads the directory without repairing its slots: for code that does not own it.
-pub fn look(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
-    directory_of(slots(esp).peek()?)
+impl DirectoryStore {
+    /// The store on this ESP.
+    pub fn new(esp: &Esp) -> Self {
+        Self {
+            esp: esp.clone(),
+            slots: Mutex::new(esp.cluster_directory().slots(&[FORMAT])),
+        }
+    }
+
+    /// Reads the directory; `None` if none has been saved.
+    pub fn load(&self) -> Result<Option<ClusterDirectory>, DirectoryError> {
+        directory_of(self.slots().load()?)
+    }
+
+    /// Has the ESP hold this directory, durably and in both slots; returns whether it had to be written. Corrupt slots
+    /// are overwritten.
+    pub fn save(&self, directory: &ClusterDirectory) -> Result<bool, DirectoryError> {
+        let mut slots = self.slots();
+        match slots.load() {
+            Ok(loaded @ Loaded::Value { whole: true, .. }) => match directory_of(loaded) {
+                Ok(Some(saved)) if saved == *directory => return Ok(false),
+                Ok(_) => {}
+                Err(error) => warn(&error),
+            },
+            // With one slot only, it would not survive the loss of that one.
+            Ok(_) => {}
+            Err(error) => warn(&error.into()),
+        }
+        self.esp.make_directories()?;
+        let record = StoredDirectory {
+            version: VERSION,
+            directory: Some(directory.clone()),
+        }
+        .encode_to_vec();
+        match slots.save(&record) {
+            Err(SlotError::Corrupt { .. } | SlotError::Contradiction { .. }) => {
+                slots.erase()?;
+                slots.save(&record)?;
+            }
+            saved => {
+                saved?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, SlotPair<FileSlot>> {
+        // A panic has the same effect as a failed write.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn warn(error: &DirectoryError) {
+    let error = hearth_api::chain(error);
+    tracing::warn!("replacing the unreadable cluster directory: {error}");
 }
 
 fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryError> {
@@ -57,31 +113,6 @@ fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryErr
 pub fn nodes(directory: &ClusterDirectory) -> Option<BTreeSet<NodeId>> {
     let nodes = directory.nodes.iter();
     nodes.map(|node| node.id.parse().ok()).collect()
-}
-
-/// Replaces the directory, durably. Corrupt slots are overwritten.
-pub fn save(esp: &Esp, directory: &ClusterDirectory) -> Result<(), DirectoryError> {
-    esp.make_directories()?;
-    let record = StoredDirectory {
-        version: VERSION,
-        directory: Some(directory.clone()),
-    }
-    .encode_to_vec();
-    let mut slots = slots(esp);
-    match slots.save(&record) {
-        Err(SlotError::Corrupt { .. } | SlotError::Contradiction { .. }) => {
-            slots.erase()?;
-            slots.save(&record)?;
-        }
-        saved => {
-            saved?;
-        }
-    }
-    Ok(())
-}
-
-fn slots(esp: &Esp) -> SlotPair<FileSlot> {
-    esp.cluster_directory().slots(FORMAT)
 }
 
 #[cfg(test)]
@@ -114,17 +145,39 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let esp = Root::under(base.path()).esp;
         fs::create_dir(esp.path()).unwrap();
-        assert_eq!(load(&esp).unwrap(), None);
-        save(&esp, &directory("192.0.2.1")).unwrap();
-        assert_eq!(load(&esp).unwrap(), Some(directory("192.0.2.1")));
-        assert_eq!(look(&esp).unwrap(), Some(directory("192.0.2.1")));
+        let store = DirectoryStore::new(&esp);
+        assert_eq!(store.load().unwrap(), None);
+        assert!(store.save(&directory("192.0.2.1")).unwrap());
+        assert_eq!(store.load().unwrap(), Some(directory("192.0.2.1")));
+        assert!(!store.save(&directory("192.0.2.1")).unwrap());
 
         for path in esp.cluster_directory().paths() {
             fs::write(path, "damaged").unwrap();
         }
-        assert!(matches!(load(&esp), Err(DirectoryError::Slots(_))));
-        save(&esp, &directory("192.0.2.2")).unwrap();
-        assert_eq!(load(&esp).unwrap(), Some(directory("192.0.2.2")));
+        assert!(matches!(store.load(), Err(DirectoryError::Slots(_))));
+        assert!(store.save(&directory("192.0.2.2")).unwrap());
+        assert_eq!(store.load().unwrap(), Some(directory("192.0.2.2")));
+    }
+
+    /// A save that wrote one slot only, and failed at the other, is not taken for one.
+    #[test]
+    fn a_directory_in_one_slot_is_not_saved() {
+        let base = tempfile::tempdir().unwrap();
+        let esp = Root::under(base.path()).esp;
+        fs::create_dir(esp.path()).unwrap();
+        let store = DirectoryStore::new(&esp);
+        store.save(&directory("192.0.2.1")).unwrap();
+        let [_, b] = esp.cluster_directory().paths();
+        fs::remove_file(&b).unwrap();
+        fs::create_dir(&b).unwrap();
+        // It can be read, and is still not saved.
+        assert_eq!(store.load().unwrap(), Some(directory("192.0.2.1")));
+        for _ in 0..2 {
+            assert!(store.save(&directory("192.0.2.1")).is_err());
+        }
+        fs::remove_dir(&b).unwrap();
+        assert!(!store.save(&directory("192.0.2.1")).unwrap(), "mended");
+        assert!(b.is_file());
     }
 
     #[test]
@@ -162,7 +215,7 @@ mod tests {
             ],
         };
         let (_base, esp) = fresh();
-        save(&esp, &kept).unwrap();
+        DirectoryStore::new(&esp).save(&kept).unwrap();
         let [a, b] = esp.cluster_directory().paths();
         assert!(a.ends_with("hearth/cluster_directory.0"));
         assert!(b.ends_with("hearth/cluster_directory.1"));
@@ -173,7 +226,10 @@ mod tests {
         for only in [0, 1] {
             let (_base, esp) = fresh();
             fs::write(&esp.cluster_directory().paths()[only], &stored).unwrap();
-            assert_eq!(load(&esp).unwrap(), Some(kept.clone()));
+            assert_eq!(
+                DirectoryStore::new(&esp).load().unwrap(),
+                Some(kept.clone())
+            );
         }
     }
 }

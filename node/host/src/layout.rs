@@ -72,6 +72,9 @@ pub struct Root {
     pub ephemeral: Ephemeral,
     /// The mount points of the extensions.
     pub extensions: ExtensionMounts,
+    /// What the loader's stub has added to the initramfs: the image builder's key for the TPM's policy, and its
+    /// signatures.
+    pub loader: PathBuf,
 }
 
 impl Root {
@@ -92,6 +95,7 @@ impl Root {
             ephemeral: Ephemeral {
                 path: base.join("ephemeral"),
             },
+            loader: base.join(".extra"),
             extensions: ExtensionMounts {
                 path: base.join(names::extensions::FOLDER.trim_start_matches('/')),
             },
@@ -174,9 +178,9 @@ impl StateFile {
     }
 
     /// The pair of slots in these files.
-    pub fn slots(&self, format: SlotFormat) -> SlotPair<FileSlot> {
+    pub fn slots(&self, formats: &'static [SlotFormat]) -> SlotPair<FileSlot> {
         let [a, b] = self.paths().map(FileSlot::new);
-        SlotPair::new(format, a, b)
+        SlotPair::new(formats, a, b)
     }
 }
 

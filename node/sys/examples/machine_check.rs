@@ -428,12 +428,12 @@ fn grow_file_system(volume: &Path, size: u64) -> Result<(u64, u64)> {
 }
 
 async fn region_slots(data: &PartitionDevice) -> Result<((), String)> {
-    let format = SlotFormat {
+    const FORMAT: SlotFormat = SlotFormat {
         magic: *b"HRTHCHCK",
         version: 1,
     };
     let slot = |at| RegionSlot::new(&data.path, at, 4096);
-    let mut slots = SlotPair::new(format, slot(0), slot(4096));
+    let mut slots = SlotPair::new(&[FORMAT], slot(0), slot(4096));
     slots.erase()?;
     ensure!(matches!(slots.load()?, Loaded::Absent), "not absent");
     slots.save(b"first")?;

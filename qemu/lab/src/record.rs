@@ -25,6 +25,8 @@ pub enum Storage {
     Insecure,
     /// dm-crypt: a cluster that was HOME and is powered off cannot be booted again yet.
     Encrypted,
+    /// dm-crypt, opened by each node's own TPM: the next run can boot this cluster again.
+    Tpm,
 }
 
 impl Storage {
@@ -33,6 +35,7 @@ impl Storage {
         match self {
             Storage::Insecure => "insecure",
             Storage::Encrypted => "encrypted",
+            Storage::Tpm => "tpm",
         }
     }
 
@@ -40,13 +43,19 @@ impl Storage {
     pub fn configuration(self) -> v1::ClusterConfiguration {
         let policy = match self {
             Storage::Insecure => v1::StorageSecurityPolicy::NeedsInsecure,
-            Storage::Encrypted => v1::StorageSecurityPolicy::NeedsEncryption,
+            Storage::Encrypted | Storage::Tpm => v1::StorageSecurityPolicy::NeedsEncryption,
+        };
+        let (tpm_mode, cold_start_policy) = match self {
+            Storage::Insecure | Storage::Encrypted => {
+                (v1::TpmMode::BestEffort, v1::ColdStartPolicy::None)
+            }
+            Storage::Tpm => (v1::TpmMode::Required, v1::ColdStartPolicy::Tpm),
         };
         v1::ClusterConfiguration {
             cluster_domain: DOMAIN.to_owned(),
-            tpm_mode: v1::TpmMode::BestEffort.into(),
+            tpm_mode: tpm_mode.into(),
             storage_security_policy: policy.into(),
-            cold_start_policy: v1::ColdStartPolicy::None.into(),
+            cold_start_policy: cold_start_policy.into(),
             ..v1::ClusterConfiguration::default()
         }
     }

@@ -1,12 +1,16 @@
-//! What a boot measures into a TPM is what the image's `measurements.json` says.
+//! Machines with a TPM: what a boot measures is what the image's `measurements.json` says, and a node's keys are sealed to
+//! it.
 
 use std::fs;
 
 use anyhow::{Context, ensure};
+use hearth_lab::record::Storage;
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::tpm;
 use hearth_tests::{Outcome, TestCtx, here};
 use serde_json::Value;
+
+use crate::storage::SEALED;
 
 /// Through firmware, systemd-boot and the stub, as on a real machine; the node reads the registers.
 #[tokio::test]
@@ -36,5 +40,45 @@ async fn a_boot_through_firmware_measures_what_was_computed() -> Outcome {
     ensure!(tpm::is_in_use(&run_dir)?, "nobody serves the TPM");
     vm.power_off().await?;
     ensure!(!tpm::is_in_use(&run_dir)?, "the TPM outlived its machine");
+    test.passed()
+}
+
+/// A node founds an encrypted cluster, loses its power, and opens its disk again by itself. With another TPM, it says why
+/// it does not, and changes nothing.
+#[tokio::test]
+async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let plan = test.node("node").release().uefi().tpm().raw_disk();
+    let mut node = plan.install().await?;
+    let configuration = Storage::Tpm.configuration();
+    node.tell(&node.owner.parameters(configuration));
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let id = vm.owned().await?.one_healthy_node().await?.id;
+    vm.cut().await?;
+
+    node.parameters = None;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    ensure!(
+        vm.owned().await?.one_healthy_node().await?.id == id,
+        "another node"
+    );
+    vm.power_off().await?;
+
+    let disk = node.disk().await?;
+    let before = (disk.data_digest()?, disk.read_esp(SEALED[0]).await?);
+    ensure!(before.1.starts_with(b"HRTHTPSC"), "the keys are not sealed");
+    // The next start makes a new one.
+    fs::remove_dir_all(RunDir::open(node.folder())?.tpm())?;
+    let vm = node.power_on().await?;
+    let why = vm.refusal().await?;
+    ensure!(
+        why.contains("another TPM, or one that was cleared"),
+        "{why}"
+    );
+    vm.power_off().await?;
+    let after = (disk.data_digest()?, disk.read_esp(SEALED[0]).await?);
+    ensure!(before == after, "the disk has changed");
     test.passed()
 }

@@ -8,7 +8,7 @@ use hearth_tests::node::{Node, Running};
 use hearth_tests::{Outcome, TestCtx, here};
 
 /// The slots of the sealed configuration on the ESP.
-const SEALED: [&str; 2] = [
+pub(crate) const SEALED: [&str; 2] = [
     "hearth/sealed_configuration.0",
     "hearth/sealed_configuration.1",
 ];

@@ -24,7 +24,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-curator", "api base consensus host sys", ""),
     ("hearth-curator-bench", "api consensus curator", ""),
     // A machine registers with a real curator.
-    ("hearth-enrolment", "api base host sys", "curator"),
+    ("hearth-enrolment", "api base host sys tpm", "curator"),
     ("hearth-kubernetes-api", "api base", ""),
     ("hearth-kubernetes-dns", "api base host kubernetes-api", ""),
     // A worker gets its certificates from a real curator.

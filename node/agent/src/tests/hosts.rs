@@ -7,7 +7,7 @@ use hearth_api::testing::Script;
 use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, Node, NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until, within_timeout};
-use hearth_host::directory;
+use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
 use hearth_sys::hostname::HostnameError;
@@ -101,7 +101,8 @@ impl Machine {
         let (view_writer, view) = event::value();
         let (directory_writer, live) = event::value();
         let member = MemberData {
-            directory: directory::load(&self.root.esp)
+            directory: DirectoryStore::new(&self.root.esp)
+                .load()
                 .unwrap_or_default()
                 .unwrap_or_default(),
             ..self.fake.member()
@@ -115,7 +116,7 @@ impl Machine {
             set_hostname,
             rest,
             silence: LONG,
-            writing: Arc::default(),
+            saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
             member: fixed(member),
             connection,
             address,
@@ -150,7 +151,8 @@ impl Machine {
 
     /// The nodes in the directory on the ESP.
     fn on_esp(&self) -> Vec<String> {
-        let directory = directory::load(&self.root.esp).unwrap_or_default();
+        let directory = DirectoryStore::new(&self.root.esp).load();
+        let directory = directory.unwrap_or_default();
         let nodes = directory.unwrap_or_default().nodes;
         let hosts = nodes.into_iter().flat_map(|node| node.addresses);
         hosts.map(|address| address.host).collect()

@@ -31,8 +31,12 @@ pub static SETTINGS: &[Setting] = &[
             field: |configuration| &mut configuration.tpm_mode,
             name: |mode| Some(TpmMode::try_from(mode).ok()?.as_str_name()),
             default: TpmMode::BestEffort as i32,
-            supported: &[TpmMode::BestEffort as i32, TpmMode::Disabled as i32],
-            limitation: "this release cannot seal with a TPM",
+            supported: &[
+                TpmMode::Required as i32,
+                TpmMode::BestEffort as i32,
+                TpmMode::Disabled as i32,
+            ],
+            limitation: "",
         },
     },
     Setting {
@@ -62,8 +66,8 @@ pub static SETTINGS: &[Setting] = &[
             default: ColdStartPolicy::None as i32,
             // A cluster that relied on a cold start that does not work would be lost at the first
             // power cut.
-            supported: &[ColdStartPolicy::None as i32],
-            limitation: "this release cannot cold-start an encrypted cluster",
+            supported: &[ColdStartPolicy::Tpm as i32, ColdStartPolicy::None as i32],
+            limitation: "in this release an owner cannot unlock nodes",
         },
     },
     Setting {

@@ -132,21 +132,19 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         ),
         (
             "tpm_mode",
-            "required",
-            "tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot seal with a TPM), \
-             got REQUIRED",
+            "always",
+            "tpm_mode: expected REQUIRED, BEST_EFFORT or DISABLED, got \"always\"",
         ),
         (
             "tpm_mode",
             "2",
-            "tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot seal with a TPM), \
-             got \"2\"",
+            "tpm_mode: expected REQUIRED, BEST_EFFORT or DISABLED, got \"2\"",
         ),
         (
             "cold_start_policy",
             "UNSPECIFIED",
-            "cold_start_policy: expected NONE (this release cannot cold-start an encrypted \
-             cluster), got \"UNSPECIFIED\"",
+            "cold_start_policy: expected TPM or NONE (in this release an owner cannot unlock nodes), \
+             got \"UNSPECIFIED\"",
         ),
         (
             "curator_session_seconds",

@@ -4,9 +4,9 @@
 //! rotating the ticket does not affect machines that wait for approval.
 
 use hearth_api::identity::{NodeId, PublicKey};
-use hearth_api::v1::{ClusterConfiguration, Label, NodeRoles, NodeState, TpmMode, TpmUsage};
+use hearth_api::v1::{ClusterConfiguration, Label, NodeRoles, NodeState};
 use hearth_consensus::fenced::{Condition, Write};
-use hearth_host::parameters::storage_security;
+use hearth_host::parameters::{storage_security, tpm_usage};
 
 use super::{Rejection, Versioned, put};
 use crate::state::{self, FullRecord, NodeRecord};
@@ -105,7 +105,8 @@ pub fn decide(
         state: NodeState::New,
         roles: NodeRoles::default(),
         labels: labels.clone(),
-        tpm_usage: tpm_usage(configuration.content.tpm_mode(), *tpm_is_present)?,
+        tpm_usage: tpm_usage(configuration.content.tpm_mode(), *tpm_is_present)
+            .ok_or(Rejection::NoTpm)?,
         storage_security: storage_security(configuration.content.storage_security_policy()),
         decommissioning: false,
         networking: None,
@@ -126,15 +127,4 @@ pub fn decide(
     };
     let write = put(write, &full);
     Ok(Registered::Now(full.node, write))
-}
-
-/// The TPM usage for the cluster's TPM mode. With BEST_EFFORT the TPM is not used: this release
-/// does not seal with a TPM.
-fn tpm_usage(mode: TpmMode, is_present: bool) -> Result<TpmUsage, Rejection> {
-    match (mode, is_present) {
-        (TpmMode::Required, false) => Err(Rejection::NoTpm),
-        (TpmMode::Required, true) => Ok(TpmUsage::PresentAndUsed),
-        (_, true) => Ok(TpmUsage::PresentButUnused),
-        (_, false) => Ok(TpmUsage::NotPresent),
-    }
 }

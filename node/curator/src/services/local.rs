@@ -69,7 +69,12 @@ impl CuratorLocal for Service {
         request: Request<GetCaCertificateRequest>,
     ) -> Result<Response<GetCaCertificateResponse>, Status> {
         let nonce = request.into_inner().nonce;
-        let secret = self.core.loaded_cluster().await?.content.first_contact_secret;
+        let secret = self
+            .core
+            .loaded_cluster()
+            .await?
+            .content
+            .first_contact_secret;
         let ca = self.core.ca.to_vec();
         let mac = hearth_api::first_contact::prove(&secret, &nonce, &ca)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;

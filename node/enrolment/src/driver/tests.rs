@@ -65,14 +65,14 @@ impl Machine {
         let parts = Arc::new(Parts {
             parameters: Arc::new(parameters),
             root: self.root.clone(),
-            sealed: Arc::new(SealedStore::new(&self.root.esp)),
+            sealed: Arc::new(SealedStore::new(&self.root.esp, None)),
+            saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
             asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
             data: Arc::new(Mutex::new(DataPartition::new(
                 self.files.rebooted(),
                 self.root.data.clone(),
             ))),
             lifetime: pki::Lifetime::since_build(std::time::SystemTime::now()),
-            tpm_is_present: false,
             can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
@@ -121,7 +121,7 @@ impl Machine {
     }
 
     pub(crate) fn sealed(&self) -> Sealed {
-        match SealedStore::new(&self.root.esp).load().unwrap() {
+        match SealedStore::new(&self.root.esp, None).load().unwrap() {
             Stored::Sealed(sealed) => sealed,
             other => panic!("{other:?}"),
         }
@@ -253,7 +253,7 @@ async fn nothing_is_made_before_there_is_an_address() {
     let waits = EnrolmentStatus::Working("get an address".into());
     boot.until(|status| *status == waits).await;
     assert_eq!(machine.header(), HeaderState::Blank);
-    let store = SealedStore::new(&machine.root.esp);
+    let store = SealedStore::new(&machine.root.esp, None);
     assert!(matches!(store.load().unwrap(), Stored::Absent));
     boot.address.as_ref().unwrap().set(1);
     boot.settled().await;
@@ -290,7 +290,11 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     let Sealed::Member(member) = machine.sealed() else {
         panic!("not a member");
     };
-    disowning::seal(&SealedStore::new(&machine.root.esp), member.into_disowned()).unwrap();
+    disowning::seal(
+        &SealedStore::new(&machine.root.esp, None),
+        member.into_disowned(),
+    )
+    .unwrap();
     let key = machine.root.data.node().credentials().key();
     assert!(key.exists());
     // Twice, with the parameters of the first enrolment.
@@ -444,7 +448,7 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
 
 impl Machine {
     pub(crate) fn sealed_if_any(&self) -> Option<Sealed> {
-        match SealedStore::new(&self.root.esp).load().unwrap() {
+        match SealedStore::new(&self.root.esp, None).load().unwrap() {
             Stored::Sealed(sealed) => Some(sealed),
             _ => None,
         }

@@ -2,7 +2,7 @@
 
 use hearth_host::storage::header::HeaderState;
 
-use super::refusals::{how_to_discard, orphaned};
+use super::refusals::{how_to_discard, locked, orphaned};
 use super::{DiskState, ParametersInput, SealedState, State, founding, joining, registering};
 use crate::sealed::{Sealed, Stored};
 
@@ -24,6 +24,7 @@ pub(super) fn decide(input: &ParametersInput, inspection: DiskState) -> State {
             HeaderState::Blank => State::begin(input),
             header => State::Refused(orphaned(&stored, &header)),
         },
+        SealedState::Locked(why) => State::Refused(locked(&why, &header)),
         SealedState::Corrupt(why) => State::Refused(format!(
             "the sealed configuration on the ESP is damaged: {why}. {}",
             how_to_discard(&header)
@@ -32,7 +33,7 @@ pub(super) fn decide(input: &ParametersInput, inspection: DiskState) -> State {
 }
 
 /// A wipe token erases what has its enrolment ID. A damaged sealed configuration has no readable
-/// ID, and is erased together with a data partition that has the ID.
+/// ID, and is erased together with a data partition that has the ID; so is one that does not open.
 fn wipe(input: &ParametersInput, inspection: &DiskState) -> Option<State> {
     let ParametersInput::Parameters(parameters) = input else {
         return None;
@@ -52,7 +53,9 @@ fn wipe(input: &ParametersInput, inspection: &DiskState) -> Option<State> {
     };
     let sealed = match &inspection.sealed {
         SealedState::Stored(Stored::Sealed(sealed)) => sealed.enrolment_id() == token,
-        SealedState::Stored(Stored::NeverCompleted) | SealedState::Corrupt(_) => data,
+        SealedState::Stored(Stored::NeverCompleted)
+        | SealedState::Corrupt(_)
+        | SealedState::Locked(_) => data,
         SealedState::Stored(Stored::Absent) => false,
     };
     (sealed || data).then_some(State::Wiping { sealed, data })

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use hearth_api::v1::StorageSecurity;
 use hearth_host::storage::header::{HeaderState, Phase};
 
 use super::{State, refusals};
@@ -21,16 +20,13 @@ pub(super) fn go_on(member: Arc<Member>, header: &HeaderState) -> State {
             ));
         }
     }
-    match (
-        member.identity.storage_security,
-        member.identity.volume(None),
-    ) {
-        (StorageSecurity::Insecure, Some(volume)) => State::Mounting {
+    match member.identity.volume(member.cluster_unlock_key.as_ref()) {
+        Some(volume) => State::Mounting {
             member,
             volume,
             directory: None,
         },
-        _ => State::Unlocking(member),
+        None => State::Unlocking(member),
     }
 }
 

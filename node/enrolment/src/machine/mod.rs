@@ -77,6 +77,8 @@ pub enum ParametersInput {
 pub enum SealedState {
     /// It could be read.
     Stored(Stored),
+    /// It is whole, but the TPM does not release its key, and why.
+    Locked(String),
     /// It is damaged, and how.
     Corrupt(String),
 }

@@ -42,6 +42,15 @@ pub(super) fn orphaned(stored: &Stored, header: &HeaderState) -> String {
     )
 }
 
+/// Why a machine does not continue whose TPM does not release its keys.
+pub(super) fn locked(why: &str, header: &HeaderState) -> String {
+    format!(
+        "{why}. Nothing was changed. Restore what the keys were sealed to (this disk in its own machine, with the \
+         Secure Boot settings and an image of the same builder as before) and restart it. {}",
+        how_to_discard(header)
+    )
+}
+
 /// How an operator can discard the content of the disk.
 pub(super) fn how_to_discard(header: &HeaderState) -> String {
     match header {

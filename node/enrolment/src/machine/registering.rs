@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::v1::{ClusterDirectory, TpmUsage};
+use hearth_api::v1::ClusterDirectory;
 use hearth_host::parameters::{Cluster, Register};
 use hearth_host::storage::Volume;
 use hearth_host::storage::header::{HeaderState, Phase};
@@ -255,15 +255,8 @@ fn answered(registering: &Arc<Registering>, reply: &Reply) -> State {
 /// Whether this release supports what the cluster asks for.
 fn can_do(answer: &Answer) -> Result<(), String> {
     use hearth_api::v1::ColdStartPolicy;
-    if answer.tpm_usage == TpmUsage::PresentAndUsed {
-        return Err(
-            "the cluster requires that the TPM seals this node's keys, which this release does \
-                    not support"
-                .into(),
-        );
-    }
     match answer.cold_start_policy {
-        ColdStartPolicy::None => Ok(()),
+        ColdStartPolicy::None | ColdStartPolicy::Tpm => Ok(()),
         other => Err(format!(
             "the cluster's cold-start policy is {}, which this release does not support",
             other.as_str_name()

@@ -1,7 +1,7 @@
 //! The machine against a model of its disk and cluster: bootstrap and decisions. [`super::model`]
 //! has the registrations.
 
-use hearth_api::v1::StorageSecurity;
+use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
 use proptest::prelude::*;
 
 use super::super::EnrolmentId;
@@ -92,6 +92,10 @@ fn corrupt() -> SealedState {
     SealedState::Corrupt("both slots: checksum mismatch".into())
 }
 
+fn locked() -> SealedState {
+    SealedState::Locked("PCR 7: expected 11, got 22".into())
+}
+
 fn refusal(state: State) -> String {
     match state {
         State::Refused(why) => why,
@@ -116,6 +120,13 @@ fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
             "image to the disk again".into(),
         ),
         (corrupt(), foreign(), "image to the disk again".into()),
+        // Sealed by a TPM that does not open it.
+        (locked(), ready(1), token(1)),
+        (
+            locked(),
+            HeaderState::Blank,
+            "PCR 7: expected 11, got 22. Nothing was changed. Restore ".into(),
+        ),
         // Absent, with a data partition that is not blank.
         (absent(), ready(1), token(1)),
         (absent(), initialising(1), token(1)),
@@ -209,6 +220,33 @@ fn an_encrypted_member_asks_for_its_key_first() {
 }
 
 #[test]
+fn a_member_that_has_both_halves_of_its_key_opens_its_disk_itself() {
+    for (security, opens) in [
+        (StorageSecurity::Encrypted, true),
+        (StorageSecurity::AuthenticatedEncrypted, true),
+        // It needs no key at all.
+        (StorageSecurity::Insecure, false),
+    ] {
+        let mut founding = founding(1);
+        founding.identity.storage_security = security;
+        founding.identity.tpm_usage = TpmUsage::PresentAndUsed;
+        founding.identity.cold_start_policy = ColdStartPolicy::Tpm;
+        let member = founding.into_member(ca(1));
+        assert_eq!(member.cluster_unlock_key.is_some(), opens);
+        let state = decided(&INPUT, stored(Sealed::Member(Arc::new(member))), ready(1));
+        let State::Mounting { volume, .. } = state else {
+            panic!("{state:?}");
+        };
+        assert_eq!(volume.secrets.is_some(), opens);
+        // Without a TPM that seals them it keeps one half only, whatever the policy.
+        for usage in [TpmUsage::NotPresent, TpmUsage::PresentButUnused] {
+            founding.identity.tpm_usage = usage;
+            assert!(founding.into_member(ca(1)).cluster_unlock_key.is_none());
+        }
+    }
+}
+
+#[test]
 fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
     let wiped =
         |token, sealed: SealedState, header| match decided(&input(Some(token)), sealed, header) {
@@ -225,6 +263,8 @@ fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
         (true, false)
     );
     assert_eq!(wiped(1, corrupt(), ready(1)), (true, true));
+    assert_eq!(wiped(1, locked(), ready(1)), (true, true));
+    assert_eq!(wiped(1, locked(), ready(2)), (false, false));
     assert_eq!(wiped(1, corrupt(), ready(2)), (false, false));
     assert_eq!(wiped(1, corrupt(), HeaderState::Blank), (false, false));
     let absent = SealedState::Stored(Stored::Absent);

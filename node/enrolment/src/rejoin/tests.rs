@@ -30,7 +30,7 @@ impl Node {
         fs::write(data.node().roles(), "roles").unwrap();
         fs::write(data.etcd().peer().key(), "key").unwrap();
         Self {
-            sealed: Arc::new(SealedStore::new(&machine.root.esp)),
+            sealed: Arc::new(SealedStore::new(&machine.root.esp, None)),
             machine,
             key,
             handed_over,
@@ -45,6 +45,7 @@ impl Node {
         let parts = Arc::new(Parts {
             root: self.machine.root.clone(),
             sealed: self.sealed.clone(),
+            saved_directory: Arc::new(DirectoryStore::new(&self.machine.root.esp)),
             asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
             report: {
                 let reports = reports.clone();

@@ -59,6 +59,11 @@ impl Sealed {
                     .owner
                     .map(|owner| owner.as_bytes().to_vec())
                     .unwrap_or_default(),
+                cluster_unlock_key: member
+                    .cluster_unlock_key
+                    .as_ref()
+                    .map(|key| key.expose().to_vec())
+                    .unwrap_or_default(),
                 ..identity_message(&member.identity)
             },
             Self::Disowned(disowned) => SealedConfiguration {
@@ -325,11 +330,15 @@ fn parse_registering(message: &SealedConfiguration) -> Result<Sealed, SealedErro
 
 fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
     absent("node_key", "MEMBER", message.node_key.len())?;
-    absent(
-        "cluster_unlock_key",
-        "MEMBER",
-        message.cluster_unlock_key.len(),
-    )?;
+    let identity = parse_identity(message)?;
+    let key = &message.cluster_unlock_key[..];
+    if !identity.opens_itself() {
+        absent("cluster_unlock_key", "MEMBER", key.len())?;
+    }
+    let cluster_unlock_key = match key {
+        [] => None,
+        key => Some(field("cluster_unlock_key", key.try_into())?),
+    };
     absent("founding", "MEMBER", message.founding.iter().len())?;
     absent("registering", "MEMBER", message.registering.iter().len())?;
     let Some(cluster_ca) = certificate(&message.cluster_ca) else {
@@ -340,9 +349,10 @@ fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
         bytes => Some(field("owner_public_key", bytes.try_into())?),
     };
     Ok(Sealed::Member(Arc::new(Member {
-        identity: parse_identity(message)?,
+        identity,
         cluster_ca,
         owner,
+        cluster_unlock_key,
     })))
 }
 

@@ -3,11 +3,12 @@
 //!
 //! On disk it is one protobuf message with a phase; in memory it is the enum [`Sealed`], in which
 //! each phase has exactly the fields that it needs. The message is validated when it is read: a
-//! MEMBER that still has its cluster unlock key, or a FOUNDING without a node key, cannot be
+//! MEMBER that still has its cluster unlock key without a TPM that seals it, or a FOUNDING without a node key, cannot be
 //! represented outside this module. [`SealedStore`] reads and writes the ESP.
 
 mod message;
 mod store;
+mod tpm;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use rustls_pki_types::CertificateDer;
 use super::EnrolmentId;
 
 pub use store::{SealedError, SealedStore, Stored};
+pub use tpm::{Sealer, SealerError, TpmError};
 
 const VERSION: u32 = 1;
 
@@ -133,6 +135,8 @@ pub struct Member {
     pub cluster_ca: CertificateDer<'static>,
     /// The cluster owner's public key at bootstrap, if the node knows it.
     pub owner: Option<PublicKey>,
+    /// CUK, only if the node opens its data partition itself ([`Identity::opens_itself`]).
+    pub cluster_unlock_key: Option<ClusterUnlockKey>,
 }
 
 /// Phase DISOWNED: the cluster has removed the node, and no key is left. The IDs are kept, so that
@@ -161,6 +165,19 @@ pub enum Sealed {
 }
 
 impl Identity {
+    /// Whether the node keeps both halves of its data partition's key, because its cluster's cold-start policy is TPM and
+    /// its TPM seals them.
+    pub fn opens_itself(&self) -> bool {
+        self.cold_start_policy == ColdStartPolicy::Tpm
+            && self.tpm_usage == TpmUsage::PresentAndUsed
+            && self.storage_security != StorageSecurity::Insecure
+    }
+
+    /// The CUK as a member has it.
+    fn kept(&self, cluster_unlock_key: &ClusterUnlockKey) -> Option<ClusterUnlockKey> {
+        self.opens_itself().then(|| cluster_unlock_key.clone())
+    }
+
     /// The owner in the header of the data partition.
     pub fn data_owner(&self) -> Owner {
         Owner {
@@ -209,6 +226,7 @@ impl Founding {
             identity: self.identity.clone(),
             cluster_ca,
             owner: Some(self.seed.owner),
+            cluster_unlock_key: self.identity.kept(&self.cluster_unlock_key),
         }
     }
 }
@@ -239,8 +257,10 @@ impl Registering {
 
     /// The member after the commit.
     pub fn into_member(&self, answer: &Answer, owner: Option<PublicKey>) -> Member {
+        let identity = self.identity(answer);
         Member {
-            identity: self.identity(answer),
+            cluster_unlock_key: identity.kept(&self.cluster_unlock_key),
+            identity,
             cluster_ca: self.cluster_ca.clone(),
             owner,
         }
@@ -280,6 +300,18 @@ impl Sealed {
         }
     }
 
+    /// How the TPM is used; `None` if the cluster has not said yet, or does not matter any more.
+    pub fn tpm_usage(&self) -> Option<TpmUsage> {
+        match self {
+            Self::Founding(founding) => Some(founding.identity.tpm_usage),
+            Self::Registering(registering) => {
+                registering.answer.as_ref().map(|answer| answer.tpm_usage)
+            }
+            Self::Member(member) => Some(member.identity.tpm_usage),
+            Self::Disowned(_) => None,
+        }
+    }
+
     /// The static network configuration that was saved from the parameters.
     pub fn network(&self) -> Option<&StaticNetwork> {
         match self {
@@ -305,3 +337,5 @@ impl Sealed {
 mod stored_forms;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tpm_tests;

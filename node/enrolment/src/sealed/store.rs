@@ -4,34 +4,43 @@
 //! # Formats
 //! A configuration that is sealed by a TPM and one that is not are different formats with different
 //! magic. One is never parsed as the other: that would turn "the TPM refuses" into "corrupt", and
-//! corrupt into a reason to enrol again. This release writes and reads the plain format, and
-//! reports the other one.
+//! corrupt into a reason to enrol again. Which one is written follows from the configuration: from
+//! how the cluster wants the TPM to be used, and before that is known, from whether the machine can
+//! seal. A plain record of a node that uses its TPM is refused: nobody but the TPM's machine could
+//! have written what it says.
 //!
 //!
 //! # Record
-//! Length of the message (u32, little-endian), message, zeros. Before MEMBER the message has a key
+//! Length of the message (u32, little-endian), message, zeros; in the TPM's format, as
+//! [`super::tpm`] encrypts it. Before MEMBER the message has a key
 //! that must not outlive that phase, DISOWNED has none at all, and slots are written in place. So
 //! the record never shrinks, and a shorter message overwrites all of a longer previous one.
 
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hearth_api::v1::TpmUsage;
 
 use hearth_host::layout::{Esp, StateFile};
-use hearth_sys::files::{self, FileError};
+use hearth_sys::files::FileError;
 use hearth_sys::slots::{
     Damage, FileSlot, HEADER_LEN, Loaded, MAX_PAYLOAD, SlotError, SlotFormat, SlotPair,
 };
 use zeroize::Zeroizing;
 
+use super::tpm::{Sealer, TpmError};
 use super::{Sealed, VERSION};
 
-/// The format that this release reads and writes.
-const PLAIN: SlotFormat = SlotFormat {
+/// A record that anyone can read.
+pub(super) const PLAIN: SlotFormat = SlotFormat {
     magic: *b"HRTHPLSC",
     version: VERSION,
 };
-/// Magic of a configuration sealed by a TPM. Only used to detect one.
-pub(super) const TPM_MAGIC: &[u8; 8] = b"HRTHTPSC";
+/// A record that a TPM has sealed.
+const TPM: SlotFormat = SlotFormat {
+    magic: *b"HRTHTPSC",
+    version: VERSION,
+};
 
 /// A record with its slot's header is a multiple of this size.
 pub(super) const BLOCK: usize = 4096;
@@ -45,12 +54,12 @@ pub enum SealedError {
     /// The ESP cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is sealed by a TPM.
-    #[error("{place}: sealed by a TPM, which this release cannot unseal")]
-    SealedByTpm {
-        /// Path of the slot.
-        place: String,
-    },
+    /// It is, or has to be, sealed by a TPM, and this machine cannot do that.
+    #[error("the node's keys are sealed by a TPM, and this machine has none that can be used")]
+    NoTpm,
+    /// The TPM failed or refused.
+    #[error(transparent)]
+    Tpm(#[from] TpmError),
     /// The slots are valid, but the content is not.
     #[error("{field}: expected {wanted}, got {found}")]
     Content {
@@ -83,8 +92,15 @@ impl SealedError {
                 .into_iter()
                 .any(|damage| matches!(damage, Damage::Unreadable(_) | Damage::Suspect)),
             Self::Slots(SlotError::Io { .. }) | Self::File(_) => true,
+            Self::Tpm(error) => error.is_transient(),
             _ => false,
         }
+    }
+
+    /// Whether the configuration is whole, as far as anyone can see, but does not open on this machine in its present
+    /// state.
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Self::NoTpm | Self::Tpm(TpmError::Unseal(_)))
     }
 }
 
@@ -107,38 +123,48 @@ pub struct SealedStore {
     esp: Esp,
     file: StateFile,
     slots: Mutex<SlotPair<FileSlot>>,
+    sealer: Option<Arc<Sealer>>,
 }
 
 impl SealedStore {
-    /// The store on this ESP.
-    pub fn new(esp: &Esp) -> Self {
+    /// The store on this ESP, on a machine that can seal, or cannot.
+    pub fn new(esp: &Esp, sealer: Option<Arc<Sealer>>) -> Self {
         let file = esp.sealed_configuration();
         Self {
             esp: esp.clone(),
-            slots: Mutex::new(file.slots(PLAIN)),
+            slots: Mutex::new(file.slots(&[PLAIN, TPM])),
             file,
+            sealer,
         }
+    }
+
+    /// Whether this machine can seal with a TPM.
+    pub fn can_seal(&self) -> bool {
+        self.sealer.is_some()
     }
 
     /// Reads the configuration, and repairs a slot that is out of date.
     pub fn load(&self) -> Result<Stored, SealedError> {
-        for path in self.file.paths() {
-            // A read error is left to the slots: the other one may be sufficient.
-            let slot = files::read_limited(&path, (HEADER_LEN + MAX_PAYLOAD) as u64);
-            let slot = slot.ok().flatten();
-            if slot.is_some_and(|bytes| Zeroizing::new(bytes).starts_with(TPM_MAGIC)) {
-                return Err(SealedError::SealedByTpm {
-                    place: path.display().to_string(),
-                });
-            }
+        let (format, payload) = match self.slots().load()? {
+            Loaded::Absent => return Ok(Stored::Absent),
+            Loaded::NeverCompleted => return Ok(Stored::NeverCompleted),
+            Loaded::Value {
+                format, payload, ..
+            } => (format, payload),
+        };
+        if format == TPM {
+            let record = self.sealer()?.unseal(&payload)?;
+            return Ok(Stored::Sealed(Sealed::decode(unframe(&record)?)?));
         }
-        match self.slots().load()? {
-            Loaded::Absent => Ok(Stored::Absent),
-            Loaded::NeverCompleted => Ok(Stored::NeverCompleted),
-            Loaded::Value { payload, .. } => {
-                Ok(Stored::Sealed(Sealed::decode(unframe(&payload)?)?))
-            }
+        let sealed = Sealed::decode(unframe(&payload)?)?;
+        if self.format_of(&sealed) == TPM && sealed.tpm_usage().is_some() {
+            return Err(SealedError::content(
+                "record",
+                "one that is sealed by the TPM, which this node uses",
+                "one that is not",
+            ));
         }
+        Ok(Stored::Sealed(sealed))
     }
 
     /// Replaces the configuration. It is durable when this returns; no byte of the previous one is
@@ -151,8 +177,29 @@ impl SealedStore {
             .paths()
             .map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len() as usize));
         let record = frame(&sealed.encode(), former.into_iter().max().unwrap_or(0));
-        slots.save(&record)?;
+        let format = self.format_of(sealed);
+        if format == TPM {
+            slots.save_as(TPM, &self.sealer()?.seal(&record)?)?;
+        } else {
+            slots.save_as(PLAIN, &record)?;
+        }
         Ok(())
+    }
+
+    /// The format of this configuration.
+    fn format_of(&self, sealed: &Sealed) -> SlotFormat {
+        let uses_tpm = match (sealed, sealed.tpm_usage()) {
+            (_, Some(usage)) => usage == TpmUsage::PresentAndUsed,
+            // The cluster has not said yet how the TPM is to be used.
+            (Sealed::Registering(_), None) => self.can_seal(),
+            // No key is left.
+            (_, None) => false,
+        };
+        if uses_tpm { TPM } else { PLAIN }
+    }
+
+    fn sealer(&self) -> Result<&Sealer, SealedError> {
+        self.sealer.as_deref().ok_or(SealedError::NoTpm)
     }
 
     /// Erases the configuration.

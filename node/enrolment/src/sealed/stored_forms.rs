@@ -167,9 +167,29 @@ fn member() -> Member {
 
 /// A member that has registered and does not know the owner.
 fn ownerless() -> Member {
+    Member {
+        cluster_unlock_key: None,
+        ..that_opens_itself()
+    }
+}
+
+/// The same, with both halves of its key.
+fn that_opens_itself() -> Member {
     let registering = answered();
     let answer = registering.answer.clone().unwrap();
     registering.into_member(&answer, None)
+}
+
+/// An answer to a machine whose TPM is not used, so that its record is plain.
+fn answered_without_tpm() -> Registering {
+    let answer = answered().answer.map(|answer| Answer {
+        tpm_usage: TpmUsage::PresentButUnused,
+        ..answer
+    });
+    Registering {
+        answer,
+        ..answered()
+    }
 }
 
 /// Asserts that the fixture decodes to this configuration.
@@ -208,6 +228,11 @@ fn the_stored_form_stays() {
         &stored_form!("sealed-member-ownerless.pb", sealed.encode()),
         &sealed,
     );
+    let sealed = Sealed::Member(Arc::new(that_opens_itself()));
+    read(
+        &stored_form!("sealed-member-with-both-keys.pb", sealed.encode()),
+        &sealed,
+    );
     let sealed = Sealed::Disowned(member().into_disowned());
     read(
         &stored_form!("sealed-disowned.pb", sealed.encode()),
@@ -237,6 +262,13 @@ fn the_stored_secrets_are_read() {
     assert_eq!(*asking.node_key.expose_seed(), [0x66; 32]);
     assert_eq!(asking.cluster_unlock_key.expose(), &[0x77; 32]);
     assert_eq!(asking.asking, registering().asking);
+
+    let bytes = hearth_api::fixture!("sealed-member-with-both-keys.pb");
+    let Sealed::Member(member) = Sealed::decode(bytes).unwrap() else {
+        panic!("another phase");
+    };
+    let key = member.cluster_unlock_key.as_ref();
+    assert_eq!(key.unwrap().expose(), &[0x77; 32]);
 
     let bytes = hearth_api::fixture!("sealed-member.pb");
     let Sealed::Member(member) = Sealed::decode(bytes).unwrap() else {
@@ -273,7 +305,7 @@ fn load(slot: &[u8], wanted: &Sealed) {
         let (_directory, root) = esp();
         fs::write(&root.esp.sealed_configuration().paths()[only], slot).unwrap();
         // The first slot alone may be the result of an interrupted first save.
-        let Stored::Sealed(read) = SealedStore::new(&root.esp).load().unwrap() else {
+        let Stored::Sealed(read) = SealedStore::new(&root.esp, None).load().unwrap() else {
             panic!("not read");
         };
         assert!(read.is_same(wanted), "{read:?}");
@@ -285,7 +317,7 @@ fn load(slot: &[u8], wanted: &Sealed) {
 #[test]
 fn the_stored_slots_stay() {
     let (_directory, root) = esp();
-    let store = SealedStore::new(&root.esp);
+    let store = SealedStore::new(&root.esp, None);
     let names = root.esp.sealed_configuration().paths();
     let names = names.map(|path| {
         let path = path.strip_prefix(root.esp.path()).unwrap();
@@ -310,11 +342,11 @@ fn the_stored_slots_stay() {
     load(&stored_form!("sealed-3-disowned.slot", written), &sealed);
 
     let (_directory, root) = esp();
-    let store = SealedStore::new(&root.esp);
+    let store = SealedStore::new(&root.esp, None);
     let sealed = Sealed::Registering(Arc::new(registering()));
     let written = saved(&root, &store, &sealed);
     load(&stored_form!("sealed-1-registering.slot", written), &sealed);
-    let sealed = Sealed::Registering(Arc::new(answered()));
+    let sealed = Sealed::Registering(Arc::new(answered_without_tpm()));
     let written = saved(&root, &store, &sealed);
     load(
         &stored_form!("sealed-2-registering-answered.slot", written),

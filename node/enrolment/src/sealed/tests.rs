@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::super::testing::{founding, registering};
-use super::store::{BLOCK, TPM_MAGIC, frame, unframe};
+use super::store::{BLOCK, frame, unframe};
 use super::*;
 
 struct Place {
@@ -23,7 +23,7 @@ fn place() -> Place {
     let root = Root::under(dir.path());
     fs::create_dir(root.esp.path()).unwrap();
     Place {
-        store: SealedStore::new(&root.esp),
+        store: SealedStore::new(&root.esp, None),
         root,
         _dir: dir,
     }
@@ -164,20 +164,6 @@ fn a_first_save_that_was_cut_off_is_neither_absent_nor_corrupt() {
     ));
     place.store.save(&all_phases()[1]).unwrap();
     assert_eq!(loaded(&place).phase(), "FOUNDING");
-}
-
-#[test]
-fn what_a_tpm_sealed_is_never_tried_as_plain() {
-    let place = place();
-    place.store.save(&all_phases()[0]).unwrap();
-    for path in place.root.esp.sealed_configuration().paths() {
-        let mut bytes = fs::read(&path).unwrap();
-        bytes[..8].copy_from_slice(TPM_MAGIC);
-        fs::write(&path, bytes).unwrap();
-        let error = place.store.load().unwrap_err();
-        assert!(matches!(error, SealedError::SealedByTpm { .. }), "{error}");
-        assert!(!error.is_transient());
-    }
 }
 
 #[test]

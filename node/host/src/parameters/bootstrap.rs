@@ -3,7 +3,7 @@
 use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeRoles, StorageSecurity,
-    StorageSecurityPolicy, node_roles,
+    StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
 };
 use hearth_api::{labels, settings};
 
@@ -84,6 +84,19 @@ pub fn storage_security(policy: StorageSecurityPolicy) -> StorageSecurity {
         StorageSecurityPolicy::Unspecified
         | StorageSecurityPolicy::Permissive
         | StorageSecurityPolicy::NeedsEncryption => StorageSecurity::Encrypted,
+    }
+}
+
+/// How a node uses its TPM in this mode; `None` if it cannot be part of the cluster. `is_present`: whether the machine has
+/// a TPM that it can seal with.
+pub fn tpm_usage(mode: TpmMode, is_present: bool) -> Option<TpmUsage> {
+    match (mode, is_present) {
+        (TpmMode::Required, false) => None,
+        (_, false) => Some(TpmUsage::NotPresent),
+        (TpmMode::Disabled, true) => Some(TpmUsage::PresentButUnused),
+        (TpmMode::Unspecified | TpmMode::BestEffort | TpmMode::Required, true) => {
+            Some(TpmUsage::PresentAndUsed)
+        }
     }
 }
 

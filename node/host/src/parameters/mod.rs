@@ -21,8 +21,8 @@
 //! | roles of the first node | consensus member, and both Kubernetes roles if the image can run them |
 //! | network | DHCP |
 //!
-//! This release neither seals with a TPM nor cold-starts an encrypted cluster: TPM mode REQUIRED
-//! and the cold-start policies TPM and OWNER are rejected, and BEST_EFFORT leaves a TPM unused.
+//! In this release an owner cannot unlock the nodes of an encrypted cluster: the cold-start policy
+//! OWNER is rejected.
 //!
 //! A machine that has a sealed configuration needs no parameters.
 
@@ -47,7 +47,7 @@ use prost::Message;
 use crate::layout::Esp;
 use crate::storage::EnrolmentId;
 
-pub use bootstrap::{Bootstrap, storage_security};
+pub use bootstrap::{Bootstrap, storage_security, tpm_usage};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;
 

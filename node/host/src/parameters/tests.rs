@@ -209,10 +209,9 @@ fn each_field_that_will_not_do_is_named() {
                 .into(),
         ),
         (
-            refused_bootstrap(|b| *b = configured(|c| c.tpm_mode = TpmMode::Required.into())),
+            refused_bootstrap(|b| *b = configured(|c| c.tpm_mode = 77)),
             format!(
-                "{configuration}.tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot \
-                 seal with a TPM), got REQUIRED"
+                "{configuration}.tpm_mode: expected REQUIRED, BEST_EFFORT or DISABLED, got 77"
             ),
         ),
         (
@@ -220,8 +219,8 @@ fn each_field_that_will_not_do_is_named() {
                 *b = configured(|c| c.cold_start_policy = ColdStartPolicy::Owner.into());
             }),
             format!(
-                "{configuration}.cold_start_policy: expected NONE (this release cannot cold-start \
-                 an encrypted cluster), got OWNER"
+                "{configuration}.cold_start_policy: expected TPM or NONE (in this release an owner \
+                 cannot unlock nodes), got OWNER"
             ),
         ),
         (

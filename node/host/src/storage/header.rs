@@ -234,7 +234,7 @@ impl HeaderRegion {
         let [a, b] = SLOTS_AT.map(|offset| RegionSlot::new(device, offset, SLOT_LEN));
         Self {
             device: device.to_owned(),
-            slots: SlotPair::new(FORMAT, a, b),
+            slots: SlotPair::new(&[FORMAT], a, b),
         }
     }
 

@@ -39,6 +39,7 @@ pub struct SlotFormat {
 }
 
 pub(super) struct Valid {
+    pub format: SlotFormat,
     pub generation: u64,
     pub payload: Zeroizing<Vec<u8>>,
 }
@@ -47,7 +48,10 @@ pub(super) struct Valid {
 pub(super) enum Slot {
     Absent,
     Valid(Valid),
-    OtherVersion(u32),
+    OtherVersion {
+        found: u32,
+        known: u32,
+    },
     Damaged {
         damage: Damage,
         /// Whether an interrupted first write may have left this.
@@ -95,15 +99,20 @@ pub fn encode(format: &SlotFormat, generation: u64, payload: &[u8]) -> Zeroizing
     bytes
 }
 
-impl SlotFormat {
-    pub(super) fn decode(&self, bytes: &[u8]) -> Slot {
-        self.try_decode(bytes)
-            .unwrap_or_else(|damage| Slot::Damaged {
-                damage,
-                torn_write: self.may_be_torn(bytes),
-            })
-    }
+/// Decodes a slot that may have any of these formats.
+pub(super) fn decode(formats: &[SlotFormat], bytes: &[u8]) -> Slot {
+    let has_magic = |format: &&SlotFormat| bytes.starts_with(&format.magic);
+    // Without a magic, all formats find the same damage.
+    let format = formats.iter().find(has_magic).unwrap_or(&formats[0]);
+    format
+        .try_decode(bytes)
+        .unwrap_or_else(|damage| Slot::Damaged {
+            damage,
+            torn_write: formats.iter().any(|format| format.may_be_torn(bytes)),
+        })
+}
 
+impl SlotFormat {
     fn try_decode(&self, bytes: &[u8]) -> Result<Slot, Damage> {
         if bytes.is_empty() {
             return Err(Damage::Empty);
@@ -124,9 +133,13 @@ impl SlotFormat {
         }
         let version = u32_at(header, 8);
         if version != self.version {
-            return Ok(Slot::OtherVersion(version));
+            return Ok(Slot::OtherVersion {
+                found: version,
+                known: self.version,
+            });
         }
         Ok(Slot::Valid(Valid {
+            format: *self,
             generation: u64_at(header, 12),
             payload: Zeroizing::new(payload.to_vec()),
         }))

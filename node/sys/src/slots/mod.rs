@@ -39,6 +39,11 @@
 //! A slot with a valid checksum and another version was written by other software. That is an error
 //! even if the second slot is readable: using its value would undo an acknowledged write.
 //!
+//! # Formats
+//! A pair may have more than one format, each with a magic of its own. Which one a value has is part of the value: it is
+//! returned with the value, a repair keeps it, and two slots that differ in it alone contradict each other. A value is
+//! never decoded as one of another format.
+//!
 //! # Why SHA-256
 //! It is available (ring), takes microseconds at these sizes, and makes collisions irrelevant: with
 //! a 32-bit CRC, a slot of stale sectors would be accepted with a probability of 1 in 2^32. It does
@@ -69,6 +74,8 @@ pub enum Loaded {
     NeverCompleted,
     /// The newest value.
     Value {
+        /// The format of the saved value.
+        format: SlotFormat,
         /// The number of saves, from 1.
         generation: u64,
         /// The saved value. It may hold secrets, and is zeroized on drop.
@@ -86,6 +93,7 @@ impl fmt::Debug for Loaded {
             Self::Absent => f.write_str("Absent"),
             Self::NeverCompleted => f.write_str("NeverCompleted"),
             Self::Value {
+                format: _,
                 generation,
                 payload,
                 repaired,
@@ -191,7 +199,8 @@ pub enum Damage {
 /// Two slots that store one state. A pair has one owner, and only the owner writes.
 #[derive(Debug)]
 pub struct SlotPair<S> {
-    format: SlotFormat,
+    /// At least one; the first one is that of [`SlotPair::save`].
+    formats: &'static [SlotFormat],
     a: S,
     b: S,
     /// Slots whose last write failed. After a failed sync the kernel's cache may return bytes that
@@ -202,17 +211,18 @@ pub struct SlotPair<S> {
 
 impl SlotPair<FileSlot> {
     /// The files `NAME.0` and `NAME.1` in a directory.
-    pub fn in_directory(format: SlotFormat, directory: &Path, name: &str) -> Self {
+    pub fn in_directory(formats: &'static [SlotFormat], directory: &Path, name: &str) -> Self {
         let slot = |index| FileSlot::new(directory.join(format!("{name}.{index}")));
-        Self::new(format, slot(0), slot(1))
+        Self::new(formats, slot(0), slot(1))
     }
 }
 
 impl<S: SlotStore> SlotPair<S> {
-    /// A pair of these stores; a first save writes A first.
-    pub fn new(format: SlotFormat, a: S, b: S) -> Self {
+    /// A pair of these stores, with at least one format; a first save writes A first.
+    pub fn new(formats: &'static [SlotFormat], a: S, b: S) -> Self {
+        assert!(!formats.is_empty(), "a pair of slots has a format");
         Self {
-            format,
+            formats,
             a,
             b,
             suspect: [false; 2],
@@ -227,6 +237,7 @@ impl<S: SlotStore> SlotPair<S> {
             Judgement::Absent => Loaded::Absent,
             Judgement::NeverCompleted => Loaded::NeverCompleted,
             Judgement::Value(value, mend) => Loaded::Value {
+                format: value.format,
                 generation: value.generation,
                 payload: value.payload,
                 repaired: false,
@@ -246,7 +257,7 @@ impl<S: SlotStore> SlotPair<S> {
         let repaired = match mend {
             None => false,
             Some(which) => {
-                let record = encode(&self.format, value.generation, &value.payload);
+                let record = encode(&value.format, value.generation, &value.payload);
                 match self.write(which, &record) {
                     Ok(()) => true,
                     Err(error) => {
@@ -258,6 +269,7 @@ impl<S: SlotStore> SlotPair<S> {
             }
         };
         Ok(Loaded::Value {
+            format: value.format,
             generation: value.generation,
             payload: value.payload,
             repaired,
@@ -265,11 +277,19 @@ impl<S: SlotStore> SlotPair<S> {
         })
     }
 
-    /// Replaces the value. When this returns, both slots hold it.
+    /// Replaces the value, in the first format. When this returns, both slots hold it.
+    ///
+    /// # Errors
+    /// As [`SlotPair::save_as`].
+    pub fn save(&mut self, payload: &[u8]) -> Result<u64, SlotError> {
+        self.save_as(self.formats[0], payload)
+    }
+
+    /// Replaces the value, in one of the pair's formats. When this returns, both slots hold it.
     ///
     /// Fails while the slots are corrupt or have another version, so that their content is not
     /// overwritten by accident. [`SlotPair::erase`] does so on purpose.
-    pub fn save(&mut self, payload: &[u8]) -> Result<u64, SlotError> {
+    pub fn save_as(&mut self, format: SlotFormat, payload: &[u8]) -> Result<u64, SlotError> {
         for store in [&self.a, &self.b] {
             let max = store.capacity().saturating_sub(HEADER_LEN).min(MAX_PAYLOAD);
             if payload.len() > max {
@@ -287,7 +307,7 @@ impl<S: SlotStore> SlotPair<S> {
             Judgement::Value(value, Some(Which::B)) => (value.generation + 1, [Which::B, Which::A]),
             Judgement::Value(value, _) => (value.generation + 1, [Which::A, Which::B]),
         };
-        let record = encode(&self.format, generation, payload);
+        let record = encode(&format, generation, payload);
         for which in order {
             self.write(which, &record).map_err(|source| SlotError::Io {
                 place: self.store(which).place(),
@@ -337,18 +357,18 @@ impl<S: SlotStore> SlotPair<S> {
         }
         match self.store(which).read() {
             Ok(None) => Slot::Absent,
-            Ok(Some(bytes)) => self.format.decode(&Zeroizing::new(bytes)),
+            Ok(Some(bytes)) => format::decode(self.formats, &Zeroizing::new(bytes)),
             Err(error) => Slot::unreadable(&error),
         }
     }
 
     fn judge(&self, a: Slot, b: Slot) -> Result<Judgement, SlotError> {
         for (store, slot) in [(&self.a, &a), (&self.b, &b)] {
-            if let Slot::OtherVersion(found) = *slot {
+            if let Slot::OtherVersion { found, known } = *slot {
                 return Err(SlotError::OtherVersion {
                     place: store.place(),
                     found,
-                    known: self.format.version,
+                    known,
                 });
             }
         }
@@ -377,7 +397,9 @@ impl<S: SlotStore> SlotPair<S> {
         Ok(match a.generation.cmp(&b.generation) {
             std::cmp::Ordering::Greater => Judgement::Value(a, Some(Which::B)),
             std::cmp::Ordering::Less => Judgement::Value(b, Some(Which::A)),
-            std::cmp::Ordering::Equal if a.payload == b.payload => Judgement::Value(a, None),
+            std::cmp::Ordering::Equal if a.format == b.format && a.payload == b.payload => {
+                Judgement::Value(a, None)
+            }
             std::cmp::Ordering::Equal => {
                 return Err(SlotError::Contradiction {
                     generation: a.generation,

@@ -161,7 +161,7 @@ fn pair(disk: &Rc<RefCell<Disk>>) -> SlotPair<FakeSlot> {
         disk: disk.clone(),
         index,
     };
-    SlotPair::new(FORMAT, slot(0), slot(1))
+    SlotPair::new(&[FORMAT], slot(0), slot(1))
 }
 
 fn with_slots(a: Option<&[u8]>, b: Option<&[u8]>) -> Rc<RefCell<Disk>> {
@@ -373,7 +373,7 @@ fn the_newest_of_two_valid_generations_wins() {
 fn a_slot_that_cannot_be_read_is_not_one_that_was_never_completed() {
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("state.0")).unwrap();
-    let mut pair = SlotPair::in_directory(FORMAT, directory.path(), "state");
+    let mut pair = SlotPair::in_directory(&[FORMAT], directory.path(), "state");
     for error in [pair.load().unwrap_err(), pair.save(b"new").unwrap_err()] {
         let unreadable = matches!(
             &error,
@@ -390,7 +390,7 @@ fn a_slot_that_cannot_be_read_is_not_one_that_was_never_completed() {
 #[test]
 fn a_peek_gives_the_value_and_mends_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let mut pair = SlotPair::in_directory(FORMAT, directory.path(), "state");
+    let mut pair = SlotPair::in_directory(&[FORMAT], directory.path(), "state");
     pair.save(b"kept").unwrap();
     let second = directory.path().join("state.1");
     fs::write(&second, b"damaged").unwrap();
@@ -518,11 +518,11 @@ fn files_keep_a_state_and_nothing_but_two_fixed_names() {
     let dir = tempfile::tempdir().unwrap();
     // Slots use neither renames nor temporary files; a stray longer file is ignored.
     fs::write(dir.path().join(".state.0.tmp"), [b'x'; 5000]).unwrap();
-    let mut slots = SlotPair::in_directory(FORMAT, dir.path(), "state");
+    let mut slots = SlotPair::in_directory(&[FORMAT], dir.path(), "state");
     assert!(matches!(slots.load().unwrap(), Loaded::Absent));
     slots.save(&[7; 500]).unwrap();
     slots.save(b"shorter").unwrap();
-    let mut again = SlotPair::in_directory(FORMAT, dir.path(), "state");
+    let mut again = SlotPair::in_directory(&[FORMAT], dir.path(), "state");
     let Loaded::Value {
         generation,
         payload,
@@ -548,14 +548,14 @@ fn a_file_slot_that_cannot_be_read_is_damage_not_absence() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("state.0")).unwrap();
     fs::create_dir(dir.path().join("state.1")).unwrap();
-    let mut slots = SlotPair::in_directory(FORMAT, dir.path(), "state");
+    let mut slots = SlotPair::in_directory(&[FORMAT], dir.path(), "state");
     let error = slots.load().unwrap_err();
     assert!(matches!(error, SlotError::Corrupt { .. }), "{error}");
 }
 
 fn regions(device: &Path) -> SlotPair<RegionSlot> {
     SlotPair::new(
-        FORMAT,
+        &[FORMAT],
         RegionSlot::new(device, 4096, 4096),
         RegionSlot::new(device, 8192, 4096),
     )

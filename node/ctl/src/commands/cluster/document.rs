@@ -173,7 +173,7 @@ mod tests {
         let text = "nothing\n\
                     kubernetes.labels = a\n\
                     kubernetes.synchronized_labels = a*b\n\
-                    tpm_mode = REQUIRED\n\
+                    tpm_mode = ALWAYS\n\
                     cluster_domain = other.internal\n\
                     kubernetes.synchronized_labels = a\n\
                     kubernetes.synchronized_labels = b\n";
@@ -182,7 +182,7 @@ mod tests {
             "expected SETTING = VALUE, got \"nothing\"",
             "setting: expected one of cluster_domain, ",
             "kubernetes.synchronized_labels[0]: expected ",
-            "tpm_mode: expected BEST_EFFORT or DISABLED ",
+            "tpm_mode: expected REQUIRED, BEST_EFFORT or DISABLED, ",
             "cluster_domain: expected cluster.internal, got other.internal: it is fixed",
             "kubernetes.synchronized_labels: expected one value, got several",
         ];

@@ -1,0 +1,278 @@
+//! The store on a machine with a TPM, emulated by swtpm.
+
+use std::fs;
+use std::path::Path;
+
+use hearth_host::layout::Root;
+use hearth_tpm::testing::Swtpm;
+use hearth_tpm::{Digest, Pcr, PcrSelection, PcrSignatures, SigningKey};
+
+use super::super::testing::{founding, registering};
+use super::store::{PLAIN, frame};
+use super::*;
+
+/// A machine that has booted an image.
+struct Machine {
+    tpm: Swtpm,
+    disk: tempfile::TempDir,
+    builder: SigningKey,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        fs::create_dir(Root::under(disk.path()).esp.path()).unwrap();
+        let machine = Self {
+            tpm: Swtpm::start(),
+            disk,
+            builder: SigningKey::from_pem(SigningKey::generate().unwrap().as_bytes()).unwrap(),
+        };
+        machine.boot(b"release 1");
+        machine
+    }
+
+    fn root(&self) -> Root {
+        Root::under(self.disk.path())
+    }
+
+    /// The firmware measures the image, and the loader passes on what its builder has signed.
+    fn boot(&self, image: &[u8]) {
+        let mut tpm = self.tpm.tpm();
+        tpm.extend(Pcr::KERNEL_IMAGE, &Digest::of(&[image]));
+        let values = tpm
+            .pcr_values(PcrSelection::of([Pcr::KERNEL_IMAGE]))
+            .unwrap();
+        let mut signatures = PcrSignatures::default();
+        signatures.sign(&self.builder, &values).unwrap();
+        let loader = self.root().loader;
+        fs::create_dir_all(&loader).unwrap();
+        let key = self.builder.public().to_pem();
+        fs::write(loader.join("tpm2-pcr-public-key.pem"), key).unwrap();
+        fs::write(loader.join("tpm2-pcr-signature.json"), signatures.to_json()).unwrap();
+    }
+
+    fn reboot(&mut self, image: &[u8]) {
+        self.tpm.restart();
+        self.boot(image);
+    }
+
+    fn sealer(&self) -> Option<Arc<Sealer>> {
+        Some(Arc::new(
+            Sealer::new(self.tpm.tpm(), &self.root().loader).unwrap(),
+        ))
+    }
+
+    fn store(&self) -> SealedStore {
+        SealedStore::new(&self.root().esp, self.sealer())
+    }
+
+    fn slots(&self) -> [Vec<u8>; 2] {
+        let paths = self.root().esp.sealed_configuration().paths();
+        paths.map(|path| fs::read(path).unwrap())
+    }
+
+    fn phase(&self) -> Result<&'static str, SealedError> {
+        Ok(match self.store().load()? {
+            Stored::Sealed(sealed) => sealed.phase(),
+            other => panic!("{other:?}"),
+        })
+    }
+}
+
+fn with(usage: TpmUsage) -> Founding {
+    let founding = Founding::clone(&founding(1, StorageSecurity::Encrypted));
+    let mut identity = founding.identity.clone();
+    identity.tpm_usage = usage;
+    Founding {
+        identity,
+        ..founding
+    }
+}
+
+fn has(bytes: &[u8], secret: &[u8]) -> bool {
+    bytes.windows(secret.len()).any(|window| window == secret)
+}
+
+/// Fails with a reason for which the machine stops, and which says all of `parts`.
+fn is_locked(machine: &Machine, parts: &[&str]) {
+    let before = machine.slots();
+    let error = machine.store().load().unwrap_err();
+    assert!(error.is_locked() && !error.is_transient(), "{error}");
+    let message = hearth_api::chain(&error);
+    for part in parts {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(machine.slots(), before);
+}
+
+#[test]
+fn keys_of_a_node_that_uses_its_tpm_are_not_on_the_disk() {
+    let mut machine = Machine::new();
+    let founding = with(TpmUsage::PresentAndUsed);
+    let secrets = [
+        *founding.identity.node_unlock_key.expose(),
+        *founding.cluster_unlock_key.expose(),
+    ];
+    machine
+        .store()
+        .save(&Sealed::Founding(Arc::new(founding)))
+        .unwrap();
+    for slot in machine.slots() {
+        assert!(slot.starts_with(b"HRTHTPSC"));
+        assert!(secrets.iter().all(|secret| !has(&slot, secret)));
+    }
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+    // The next release of the same builder.
+    machine.reboot(b"release 2");
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+}
+
+#[test]
+fn a_node_that_does_not_use_its_tpm_has_a_plain_record() {
+    let machine = Machine::new();
+    let founding = Arc::new(with(TpmUsage::PresentButUnused));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    assert!(machine.slots()[0].starts_with(b"HRTHPLSC"));
+    // It opens without the TPM, too.
+    let without = SealedStore::new(&machine.root().esp, None);
+    assert!(matches!(without.load().unwrap(), Stored::Sealed(_)));
+}
+
+#[test]
+fn a_registration_is_sealed_before_the_cluster_has_said_how() {
+    let machine = Machine::new();
+    let store = machine.store();
+    let asking = registering(1, None);
+    store.save(&Sealed::Registering(asking)).unwrap();
+    assert!(machine.slots().iter().all(|s| s.starts_with(b"HRTHTPSC")));
+    // The cluster does not want it.
+    let answered = registering(1, Some(StorageSecurity::Encrypted));
+    store.save(&Sealed::Registering(answered)).unwrap();
+    assert!(machine.slots().iter().all(|s| s.starts_with(b"HRTHPLSC")));
+    assert_eq!(machine.phase().unwrap(), "REGISTERING");
+    // And back: nothing of the plain record is left.
+    let member = with(TpmUsage::PresentAndUsed);
+    let secret = *member.identity.node_unlock_key.expose();
+    store.save(&Sealed::Founding(Arc::new(member))).unwrap();
+    assert!(machine.slots().iter().all(|slot| !has(slot, &secret)));
+}
+
+/// A power cut between the slots leaves one of each format: the newer one counts.
+#[test]
+fn a_pair_of_both_formats_has_the_newer_value() {
+    let machine = Machine::new();
+    let store = machine.store();
+    store
+        .save(&Sealed::Registering(registering(1, None)))
+        .unwrap();
+    let [old, _] = machine.slots();
+    let founding = Arc::new(with(TpmUsage::PresentButUnused));
+    store.save(&Sealed::Founding(founding)).unwrap();
+    let [_, b] = machine.root().esp.sealed_configuration().paths();
+    fs::write(b, old).unwrap();
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+    assert!(machine.slots()[1].starts_with(b"HRTHPLSC"), "not repaired");
+}
+
+#[test]
+fn a_machine_in_another_state_does_not_open_and_says_why() {
+    let mut machine = Machine::new();
+    let founding = Arc::new(with(TpmUsage::PresentAndUsed));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+
+    let without = SealedStore::new(&machine.root().esp, None);
+    let error = without.load().unwrap_err();
+    assert!(error.is_locked(), "{error}");
+
+    // swtpm serves one connection at a time.
+    let found = {
+        let mut tpm = machine.tpm.tpm();
+        tpm.extend(Pcr::SECURE_BOOT, &Digest::of(&[b"another key"]));
+        let values = tpm.pcr_values(PcrSelection::of([Pcr::SECURE_BOOT]));
+        values.unwrap().get(Pcr::SECURE_BOOT).unwrap().to_string()
+    };
+    is_locked(&machine, &["PCR 7: expected ", &format!("got {found}")]);
+
+    // An image that somebody else has changed brings the signature of the original.
+    machine.reboot(b"release 1");
+    let changed = Digest::of(&[b"one byte"]);
+    machine.tpm.tpm().extend(Pcr::KERNEL_IMAGE, &changed);
+    is_locked(&machine, &["signature", "PCR 11"]);
+
+    machine.reboot(b"release 1");
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+    machine.tpm.tpm().clear();
+    is_locked(&machine, &["another TPM, or one that was cleared"]);
+}
+
+#[test]
+fn a_disk_in_another_machine_does_not_open() {
+    let machine = Machine::new();
+    let founding = Arc::new(with(TpmUsage::PresentAndUsed));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    let mut other = Machine::new();
+    // Both run images of one builder.
+    other.builder = SigningKey::from_pem(SigningKey::generate().unwrap().as_bytes()).unwrap();
+    for (slot, path) in machine
+        .slots()
+        .iter()
+        .zip(other.root().esp.sealed_configuration().paths())
+    {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, slot).unwrap();
+    }
+    is_locked(&other, &["another TPM"]);
+}
+
+#[test]
+fn a_plain_record_of_a_node_that_uses_its_tpm_is_refused() {
+    let machine = Machine::new();
+    let used = Sealed::Founding(Arc::new(with(TpmUsage::PresentAndUsed)));
+    let root = machine.root();
+    // A machine without a TPM does not write one.
+    let error = SealedStore::new(&root.esp, None).save(&used).unwrap_err();
+    assert!(matches!(error, SealedError::NoTpm), "{error}");
+    // Somebody else does.
+    root.esp.make_directories().unwrap();
+    let mut slots = root.esp.sealed_configuration().slots(&[PLAIN]);
+    slots.save(&frame(&used.encode(), 0)).unwrap();
+    let error = machine.store().load().unwrap_err();
+    assert!(error.to_string().contains("sealed by the TPM"), "{error}");
+    assert!(!error.is_transient() && !error.is_locked());
+}
+
+#[test]
+fn a_record_with_any_byte_changed_is_refused() {
+    let machine = Machine::new();
+    let founding = Arc::new(with(TpmUsage::PresentAndUsed));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    let sealer = machine.sealer().unwrap();
+    let slot = &machine.slots()[0];
+    let record = &slot[hearth_sys::slots::HEADER_LEN..];
+    assert!(sealer.unseal(record).is_ok());
+    for at in (0..record.len()).step_by(89) {
+        let mut changed = record.to_vec();
+        changed[at] ^= 0x10;
+        let error = sealer.unseal(&changed).expect_err("a changed record");
+        assert!(!error.to_string().is_empty());
+    }
+    for length in [0, 3, 4, 200, record.len() - 1] {
+        assert!(sealer.unseal(&record[..length]).is_err());
+    }
+}
+
+#[test]
+fn an_image_that_is_not_signed_cannot_seal() {
+    let machine = Machine::new();
+    let loader = machine.root().loader;
+    let new = || Sealer::new(machine.tpm.tpm(), &loader);
+    let key = loader.join("tpm2-pcr-public-key.pem");
+    fs::write(&key, "not a key").unwrap();
+    assert!(matches!(new(), Err(SealerError::Key { .. })));
+    fs::remove_file(&key).unwrap();
+    assert!(matches!(new(), Err(SealerError::NoKey(_))));
+    assert!(matches!(
+        Sealer::new(machine.tpm.tpm(), Path::new("/missing")),
+        Err(SealerError::NoKey(_))
+    ));
+}
