@@ -440,6 +440,7 @@ async fn region_slots(data: &PartitionDevice) -> Result<((), String)> {
     slots.save(b"second")?;
     match slots.load()? {
         Loaded::Value {
+            format: FORMAT,
             generation: 2,
             payload,
             repaired: false,

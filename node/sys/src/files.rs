@@ -162,7 +162,7 @@ pub fn erase_directory(directory: &Path) -> Result<(), FileError> {
 
 /// Overwrites the file with zeros, durably. Succeeds if it does not exist.
 fn overwrite(path: &Path) -> Result<(), FileError> {
-    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let mut file = match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         file => file.map_err(FileError::io(path, "open"))?,

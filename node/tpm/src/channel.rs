@@ -4,9 +4,8 @@
 //! has happened in between. After an error nobody knows how far the command came, so it asks the TPM what is loaded, and
 //! flushes that. It does so before the first command as well: an emulator keeps what a client that was killed has left.
 
-use std::fmt;
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use zeroize::Zeroizing;
 

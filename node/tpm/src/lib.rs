@@ -13,9 +13,9 @@
 //! - Everything is synchronous: a command takes up to a second on real TPMs, and the kernel's device does not poll. Use a
 //!   thread that may block.
 //!
-//! The commands are marshalled here, sixteen of them with the structures that they need. The C libraries for it cannot
-//! be linked into a static binary without a C toolchain for them, and crates that only marshal leave the larger part,
-//! sessions and policies, to their user while their interfaces still change.
+//! The commands are marshalled here, thirteen of them with the structures that they need. The libraries in C do not
+//! fit into one static Rust binary, and a crate that only marshals would leave the larger part, sessions and policies,
+//! here all the same.
 
 mod channel;
 mod code;

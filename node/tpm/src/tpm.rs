@@ -1,8 +1,7 @@
 //! What the node asks of a TPM. Each call leaves nothing loaded.
 
-use std::fmt;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use zeroize::Zeroizing;
 
