@@ -5,9 +5,8 @@
 //! the digest; the firmware (TianoCore's DxeTpm2MeasureBootLib) measures what it got, and so does this module. `goblin`
 //! pads, and indexes by the file's own numbers without a check.
 
+use hearth_tpm::Digest;
 use ring::digest::{Context, SHA256};
-
-use crate::pcr::Digest;
 
 /// Why a file has no digest. Offsets and sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -63,7 +62,7 @@ pub fn sha256(program: &[u8]) -> Result<Digest, AuthenticodeError> {
     }
     let mut digest = [0; 32];
     digest.copy_from_slice(hash.finish().as_ref());
-    Ok(digest)
+    Ok(Digest(digest))
 }
 
 /// A file, with checked reads.

@@ -1,10 +1,10 @@
-//! The file of the key that signs PCR policies ([`crate::policy`]): a builder's own, or one that is made at its first use.
+//! The file of the key that signs PCR policies ([`SigningKey`]): a builder's own, or one that is made at its first use.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::policy::{KeyError, PolicyKey};
+use hearth_tpm::{GenerateError, KeyError, SigningKey};
 
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -25,8 +25,11 @@ pub enum KeyFileError {
         /// The underlying I/O error.
         source: io::Error,
     },
+    /// There is no key for it.
+    #[error("cannot make a signing key")]
+    Generate(#[from] GenerateError),
     /// It has no key that can sign.
-    #[error("signing key {}: {source}", path.display())]
+    #[error("cannot use the signing key {}", path.display())]
     Key {
         /// Path of the file.
         path: PathBuf,
@@ -39,12 +42,12 @@ pub enum KeyFileError {
 ///
 /// # Errors
 /// If the file cannot be read, or its content cannot sign.
-pub fn read(path: &Path) -> Result<PolicyKey, KeyFileError> {
+pub fn read(path: &Path) -> Result<SigningKey, KeyFileError> {
     let text = fs::read(path).map_err(|source| KeyFileError::Read {
         path: path.to_owned(),
         source,
     })?;
-    PolicyKey::parse(&text).map_err(|source| KeyFileError::Key {
+    SigningKey::from_pem(&text).map_err(|source| KeyFileError::Key {
         path: path.to_owned(),
         source,
     })
@@ -55,12 +58,9 @@ pub fn read(path: &Path) -> Result<PolicyKey, KeyFileError> {
 ///
 /// # Errors
 /// If the file cannot be made or read, or its content cannot sign.
-pub fn read_or_make(path: &Path) -> Result<PolicyKey, KeyFileError> {
+pub fn read_or_make(path: &Path) -> Result<SigningKey, KeyFileError> {
     if !path.exists() {
-        let text = PolicyKey::generate().map_err(|source| KeyFileError::Key {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = SigningKey::generate()?;
         make(path, text.as_bytes()).map_err(|source| KeyFileError::Make {
             path: path.to_owned(),
             source,
@@ -84,6 +84,7 @@ fn make(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -92,11 +93,11 @@ mod tests {
     fn a_key_is_made_once_for_its_owner_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys/policy.pem");
-        let first = read_or_make(&path).unwrap().public_pem();
+        let first = read_or_make(&path).unwrap().public().clone();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(read_or_make(&path).unwrap().public_pem(), first);
-        assert_eq!(read(&path).unwrap().public_pem(), first);
+        assert_eq!(read_or_make(&path).unwrap().public(), &first);
+        assert_eq!(read(&path).unwrap().public(), &first);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
@@ -107,10 +108,12 @@ mod tests {
         let error = read(&path).unwrap_err().to_string();
         assert!(error.ends_with("key.pem"), "{error}");
         fs::write(&path, "no key").unwrap();
-        let error = read(&path).unwrap_err().to_string();
+        let error = read(&path).unwrap_err();
+        let reason = error.source().unwrap().to_string();
+        assert!(error.to_string().ends_with("key.pem"), "{error}");
         assert!(
-            error.contains("key.pem: expected one PEM block \"PRIVATE KEY\""),
-            "{error}"
+            reason.contains("expected one PEM block \"PRIVATE KEY\""),
+            "{reason}"
         );
         // What is there is never replaced.
         assert!(read_or_make(&path).is_err());

@@ -1,7 +1,7 @@
 //! Builds bootable disk images without privileges: programs and files become an initramfs ([`initramfs`]), which with a
 //! kernel becomes a unified kernel image ([`uki`]), which becomes a disk with an EFI system partition and a blank data
 //! partition ([`disk`], [`fat`]). What a boot of it measures into a TPM is computed ([`measurements`]), and can be signed
-//! ([`policy`]). Larger content goes into partitions of its own, read-only and sealed by one hash
+//! ([`key_file`]). Larger content goes into partitions of its own, read-only and sealed by one hash
 //! ([`sealed`], made of [`erofs`] and [`verity`]).
 //!
 //! Three modules are specific to Hearth's images: the partitions ([`layout`]), the description of an image
@@ -24,9 +24,7 @@ pub mod layout;
 pub mod measurements;
 pub mod os_release;
 pub mod output;
-pub mod pcr;
 pub mod pe;
-pub mod policy;
 pub mod recipe;
 pub mod sealed;
 pub mod sector;
@@ -38,9 +36,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_tpm::{Digest, SigningKey};
 use initramfs::Tree;
-use pcr::Pcr;
-use policy::PolicyKey;
 use uki::{CommandLine, Uki};
 pub use uuid::Uuid;
 
@@ -82,7 +79,7 @@ pub struct System {
     /// os-release, for the UKI and, as `/etc/os-release`, for the initramfs.
     pub os_release: String,
     /// The key that signs the PCR policy of the UKI; none for an unsigned image.
-    pub policy_key: Option<Arc<PolicyKey>>,
+    pub policy_key: Option<Arc<SigningKey>>,
 }
 
 /// The parts assembled from a [`System`].
@@ -95,7 +92,7 @@ pub struct Assembled {
     /// The unified kernel image.
     pub uki: Vec<u8>,
     /// PCR 11 when it has been started.
-    pub pcr_11: Pcr,
+    pub pcr_11: Digest,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,
 }

@@ -21,10 +21,10 @@
 //! PCR 0 to 3 (firmware and its options), 5 (the partition table, with its GUIDs) and 7 (Secure Boot's keys) are the
 //! machine's and not the image's.
 
+use hearth_tpm::{Digest, Pcr};
 use serde::Serialize;
 
 use crate::authenticode::{self, AuthenticodeError};
-use crate::pcr::{Pcr, sha256};
 
 /// The version of the format of [`Measurements::to_json`].
 const VERSION: u32 = 1;
@@ -55,10 +55,10 @@ pub enum BootPath {
 /// The value of a register after a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measurement {
-    /// Number of the register.
-    pub pcr: u8,
+    /// The register.
+    pub pcr: Pcr,
     /// Its value when the kernel starts; nothing in Hearth's user space extends it.
-    pub value: Pcr,
+    pub value: Digest,
     /// The way to boot that it holds for; none: any by which the firmware starts the UKI.
     pub boot_path: Option<BootPath>,
 }
@@ -71,7 +71,7 @@ pub struct Booted<'a> {
     /// The unified kernel image.
     pub uki: &'a [u8],
     /// The value that its sections give.
-    pub pcr_11: Pcr,
+    pub pcr_11: Digest,
     /// The kernel inside it.
     pub kernel: &'a [u8],
     /// The kernel's command line: printable ASCII.
@@ -91,17 +91,17 @@ impl Measurements {
         let boot_path = Some(BootPath::SystemdBoot);
         Ok(Measurements(vec![
             Measurement {
-                pcr: 4,
+                pcr: Pcr::BOOT_PROGRAMS,
                 value: pcr_4(booted)?,
                 boot_path,
             },
             Measurement {
-                pcr: 11,
+                pcr: Pcr::KERNEL_IMAGE,
                 value: booted.pcr_11,
                 boot_path: None,
             },
             Measurement {
-                pcr: 12,
+                pcr: Pcr::COMMAND_LINE,
                 value: pcr_12(booted.command_line),
                 boot_path,
             },
@@ -130,13 +130,13 @@ impl Measurements {
     /// A reader refuses another version. New fields and further registers do not change the version.
     pub fn to_json(&self, uki: &[u8]) -> String {
         let rows = self.0.iter().map(|measurement| Row {
-            pcr: measurement.pcr,
+            pcr: measurement.pcr.index(),
             value: measurement.value.to_string(),
             boot_path: measurement.boot_path,
         });
         let document = Document {
             version: VERSION,
-            uki_sha256: hex::encode(sha256(uki)),
+            uki_sha256: Digest::of(&[uki]).to_string(),
             bank: "sha256",
             measurements: rows.collect(),
         };
@@ -161,26 +161,26 @@ struct Row {
     boot_path: Option<BootPath>,
 }
 
-fn pcr_4(booted: &Booted<'_>) -> Result<Pcr, MeasurementError> {
+fn pcr_4(booted: &Booted<'_>) -> Result<Digest, MeasurementError> {
     let programs = [
         ("boot loader", booted.loader),
         ("unified kernel image", booted.uki),
         ("kernel", booted.kernel),
     ];
-    let mut pcr = Pcr::RESET.measure(BOOT_OPTION).measure(SEPARATOR);
+    let mut pcr = Digest::ZERO.measured(BOOT_OPTION).measured(SEPARATOR);
     for (what, program) in programs {
         let digest = authenticode::sha256(program);
-        pcr = pcr.extend(&digest.map_err(|source| MeasurementError { what, source })?);
+        pcr = pcr.extended(&digest.map_err(|source| MeasurementError { what, source })?);
     }
     Ok(pcr)
 }
 
-fn pcr_12(command_line: &str) -> Pcr {
+fn pcr_12(command_line: &str) -> Digest {
     if command_line.is_empty() {
         // The UKI then has no section for it, and nothing is passed on.
-        return Pcr::RESET;
+        return Digest::ZERO;
     }
     let with_nul = command_line.encode_utf16().chain([0]);
     let passed: Vec<u8> = with_nul.flat_map(u16::to_le_bytes).collect();
-    Pcr::RESET.measure(&passed).measure(&passed)
+    Digest::ZERO.measured(&passed).measured(&passed)
 }

@@ -13,11 +13,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_tpm::SigningKey;
+
 use crate::disk::{Disk, DiskError, Seed};
 use crate::layout::{self, Boot, LayoutError};
 use crate::measurements::{Booted, MeasurementError, Measurements};
 use crate::output::{self, OutputError, write_if_changed};
-use crate::policy::PolicyKey;
 use crate::sector::SectorSize;
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
@@ -150,7 +151,7 @@ impl ImageSpec {
     }
 
     /// Signs the PCR policy of the UKI with this key.
-    pub fn sign(&mut self, key: Arc<PolicyKey>) {
+    pub fn sign(&mut self, key: Arc<SigningKey>) {
         self.system.policy_key = Some(key);
     }
 

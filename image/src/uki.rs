@@ -3,12 +3,13 @@
 //!
 //! The stub measures its sections into the TPM's PCR 11 before it uses them, in an order of its own ([`MEASURED`]) and not in
 //! that of the file. A signed image also has the builder's public key, which is measured, and its signature over the
-//! register's value, which cannot be ([`crate::policy`]).
+//! register's value, which cannot be ([`PcrSignatures`]). The stub passes both to user space, as
+//! `/.extra/tpm2-pcr-public-key.pem` and `/.extra/tpm2-pcr-signature.json`.
+
+use hearth_tpm::{Digest, Pcr, PcrSignatures, PcrValues, SignError, SigningKey};
 
 use crate::kernel::{self, KernelError};
-use crate::pcr::Pcr;
 use crate::pe::{self, PeError, Section};
-use crate::policy::{KeyError, PolicyKey};
 
 /// x86 kernels accept 2047 characters and a NUL.
 const LONGEST_COMMAND_LINE: usize = 2047;
@@ -26,7 +27,7 @@ pub enum UkiError {
     #[error("cannot use the EFI stub")]
     Stub(#[from] PeError),
     #[error("cannot sign the PCR policy")]
-    Policy(#[from] KeyError),
+    Policy(#[from] SignError),
 }
 
 /// The sections that systemd's stub (252) measures, in its order; those that an image does not have are left out.
@@ -78,7 +79,7 @@ pub struct Uki<'a> {
     /// bzImage with an EFI stub.
     pub kernel: &'a [u8],
     /// The key that signs its PCR policy; none for an unsigned image.
-    pub policy_key: Option<&'a PolicyKey>,
+    pub policy_key: Option<&'a SigningKey>,
 }
 
 /// A unified kernel image.
@@ -87,14 +88,14 @@ pub struct Built {
     /// The EFI program.
     pub program: Vec<u8>,
     /// PCR 11 when it has been started.
-    pub pcr_11: Pcr,
+    pub pcr_11: Digest,
 }
 
 impl Uki<'_> {
     /// Builds the EFI program.
     pub fn build(&self) -> Result<Built, UkiError> {
         kernel::check(self.kernel)?;
-        let public = self.policy_key.map(PolicyKey::public_pem);
+        let public = self.policy_key.map(|key| key.public().to_pem());
         let public = public.as_deref().unwrap_or_default();
         let mut sections = vec![
             (".osrel", self.os_release.as_bytes()),
@@ -108,7 +109,7 @@ impl Uki<'_> {
         sections
             .retain(|(name, data)| !data.is_empty() || ![".cmdline", ".pcrpkey"].contains(name));
         let pcr_11 = measure(&sections);
-        let signature = self.policy_key.map(|key| key.sign(pcr_11)).transpose()?;
+        let signature = self.policy_key.map(|key| sign(key, pcr_11)).transpose()?;
         if let Some(signature) = &signature {
             sections.insert(sections.len() - 2, (".pcrsig", signature.as_bytes()));
         }
@@ -123,12 +124,20 @@ impl Uki<'_> {
     }
 }
 
+/// The section `.pcrsig` for this value of PCR 11.
+fn sign(key: &SigningKey, pcr_11: Digest) -> Result<String, SignError> {
+    let mut signatures = PcrSignatures::default();
+    let values = PcrValues::from_iter([(Pcr::KERNEL_IMAGE, pcr_11)]);
+    signatures.sign(key, &values)?;
+    Ok(signatures.to_json())
+}
+
 /// PCR 11 after the stub has measured these sections.
-fn measure(sections: &[(&str, &[u8])]) -> Pcr {
-    let mut pcr = Pcr::RESET;
+fn measure(sections: &[(&str, &[u8])]) -> Digest {
+    let mut pcr = Digest::ZERO;
     for measured in MEASURED {
         if let Some((name, data)) = sections.iter().find(|(name, _)| *name == measured) {
-            pcr = pcr.measure(format!("{name}\0").as_bytes()).measure(data);
+            pcr = pcr.measured(format!("{name}\0").as_bytes()).measured(data);
         }
     }
     pcr

@@ -1,22 +1,18 @@
 //! Measurements and signatures against other implementations and a recorded boot.
 #![allow(clippy::unwrap_used)] // A test's helpers fail the test.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use goblin::pe::PE;
 use hearth_image::authenticode::{self, AuthenticodeError};
 use hearth_image::measurements::{Booted, Measurements};
-use hearth_image::pcr::{Pcr, sha256};
 use hearth_image::pe::{Section, append_sections};
-use hearth_image::policy::{KeyError, PolicyKey};
+use hearth_image::uki::{Built, CommandLine, Uki};
+use hearth_tpm::{
+    Digest, Pcr, PcrSelection, PcrSignatures, PcrValues, PolicyKey, SigningKey, pcr_policy,
+};
 use proptest::prelude::*;
 use ring::digest::{Context, SHA256};
-use ring::signature::{
-    ECDSA_P256_SHA256_ASN1, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm,
-};
 
 const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
-const RSA: &[u8] = include_bytes!("fixtures/rsa-2048.pem");
 
 fn program() -> Vec<u8> {
     let stub = std::fs::read(STUB)
@@ -42,13 +38,13 @@ fn by_goblin(program: &[u8]) -> Vec<u8> {
 fn programs_have_the_digest_that_others_compute() {
     let mut program = program();
     assert_eq!(
-        authenticode::sha256(&program).unwrap()[..],
+        authenticode::sha256(&program).unwrap().0[..],
         by_goblin(&program)
     );
     // Data after the last section counts.
     program.extend([7; 16]);
     let digest = authenticode::sha256(&program).unwrap();
-    assert_eq!(digest[..], by_goblin(&program));
+    assert_eq!(digest.0[..], by_goblin(&program));
     // The checksum does not.
     let optional = u32::from_le_bytes(program[0x3c..0x40].try_into().unwrap()) as usize + 24;
     program[optional + 64] ^= 1;
@@ -112,7 +108,7 @@ fn a_command_line_gives_the_value_of_a_recorded_boot() {
     );
     assert_eq!(json["version"], 1);
     assert_eq!(json["bank"], "sha256");
-    assert_eq!(json["uki_sha256"], hex::encode(sha256(&program)));
+    assert_eq!(json["uki_sha256"], Digest::of(&[&program]).to_string());
     let rows = json["measurements"].as_array().unwrap();
     let pcrs: Vec<u64> = rows
         .iter()
@@ -133,63 +129,75 @@ fn measurements(program: &[u8], command_line: &str) -> serde_json::Value {
     let measured = Measurements::of(&Booted {
         loader: program,
         uki: program,
-        pcr_11: Pcr::RESET,
+        pcr_11: Digest::ZERO,
         kernel: program,
         command_line,
     });
     serde_json::from_str(&measured.unwrap().to_json(program)).unwrap()
 }
 
-#[test]
-fn signatures_verify_and_are_the_same_each_time() {
-    let made = PolicyKey::generate().unwrap();
-    let keys: [(&[u8], &dyn VerificationAlgorithm, usize); 2] = [
-        // The prefix of SubjectPublicKeyInfo before the key.
-        (made.as_bytes(), &ECDSA_P256_SHA256_ASN1, 26),
-        (RSA, &RSA_PKCS1_2048_8192_SHA256, 24),
-    ];
-    let pcr_11 = Pcr::RESET.measure(b"a kernel");
-    for (private, algorithm, prefix) in keys {
-        let key = PolicyKey::parse(private).unwrap();
-        let text = key.sign(pcr_11).unwrap();
-        assert_eq!(
-            PolicyKey::parse(private).unwrap().sign(pcr_11).unwrap(),
-            text
-        );
-        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let entry = &json["sha256"][0];
-        assert_eq!(entry["pcrs"], serde_json::json!([11]));
-
-        let public = pem::parse(key.public_pem()).unwrap();
-        assert_eq!(public.tag(), "PUBLIC KEY");
-        let bits = &public.contents()[prefix..];
-        assert_eq!(entry["pkfp"], hex::encode(sha256(bits)));
-        let policy = hex::decode(entry["pol"].as_str().unwrap()).unwrap();
-        assert_eq!(policy, pcr_11.policy(11));
-        let signature = STANDARD.decode(entry["sig"].as_str().unwrap()).unwrap();
-        let public = UnparsedPublicKey::new(algorithm, bits);
-        public.verify(&policy, &signature).unwrap();
-        public.verify(b"something else", &signature).unwrap_err();
+/// A file that passes for a kernel.
+fn kernel() -> Vec<u8> {
+    let mut kernel = vec![0; 0x400];
+    for (at, bytes) in [
+        (0, &b"MZ"[..]),
+        (0x202, b"HdrS"),
+        (0x206, &[0x0f, 2]),
+        (0x20e, &[0, 1]),
+        (0x236, &[0b1001, 0]),
+        (0x300, b"6.12.9"),
+    ] {
+        kernel[at..at + bytes.len()].copy_from_slice(bytes);
     }
+    kernel
+}
+
+fn uki(policy_key: Option<&SigningKey>) -> Built {
+    Uki {
+        stub: &std::fs::read(STUB).unwrap(),
+        os_release: "ID=test\n",
+        command_line: &CommandLine::parse("quiet").unwrap(),
+        initramfs: b"initramfs",
+        kernel: &kernel(),
+        policy_key,
+    }
+    .build()
+    .unwrap()
+}
+
+/// The content of a section, by goblin.
+fn section<'a>(program: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let pe = PE::parse(program).unwrap();
+    let found = pe
+        .sections
+        .iter()
+        .find(|section| section.name().unwrap() == name)?;
+    let start = found.pointer_to_raw_data as usize;
+    Some(&program[start..start + found.virtual_size as usize])
 }
 
 #[test]
-fn keys_that_a_tpm_cannot_verify_with_are_refused() {
-    let refused = |text: &[u8]| PolicyKey::parse(text).unwrap_err();
-    assert!(matches!(refused(b""), KeyError::Pem(_)));
-    let key = PolicyKey::parse(RSA).unwrap();
-    let error = refused(key.public_pem().as_bytes()).to_string();
-    assert!(
-        error.ends_with("(PKCS #8, not encrypted), got \"PUBLIC KEY\""),
-        "{error}"
-    );
-    let ed25519 = ring::signature::Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new());
-    let block = pem::Pem::new("PRIVATE KEY", ed25519.unwrap().as_ref());
-    let error = refused(pem::encode(&block).as_bytes()).to_string();
-    assert!(error.ends_with("got the algorithm 1.3.101.112"), "{error}");
-    let block = pem::Pem::new("PRIVATE KEY", b"nonsense".as_slice());
-    assert!(matches!(
-        refused(pem::encode(&block).as_bytes()),
-        KeyError::Pkcs8(_)
-    ));
+fn a_signed_image_carries_the_key_and_its_signature_for_pcr_11() {
+    let pem = SigningKey::generate().unwrap();
+    let key = SigningKey::from_pem(pem.as_bytes()).unwrap();
+    let signed = uki(Some(&key));
+    let public = PolicyKey::from_pem(section(&signed.program, ".pcrpkey").unwrap()).unwrap();
+    assert_eq!(&public, key.public());
+    let signatures = PcrSignatures::parse(section(&signed.program, ".pcrsig").unwrap()).unwrap();
+    let [signature] = &signatures.iter().collect::<Vec<_>>()[..] else {
+        panic!("{signatures:?}");
+    };
+    let policy = pcr_policy(&PcrValues::from_iter([(Pcr::KERNEL_IMAGE, signed.pcr_11)]));
+    assert_eq!(signature.pcrs, PcrSelection::of([Pcr::KERNEL_IMAGE]));
+    assert_eq!(signature.fingerprint, public.fingerprint());
+    assert_eq!(signature.policy, policy);
+    assert!(public.verifies(&policy.0, &signature.signature));
+
+    let again = SigningKey::from_pem(pem.as_bytes()).unwrap();
+    assert_eq!(uki(Some(&again)).program, signed.program);
+    let unsigned = uki(None);
+    assert_eq!(section(&unsigned.program, ".pcrpkey"), None);
+    assert_eq!(section(&unsigned.program, ".pcrsig"), None);
+    // The key is measured.
+    assert_ne!(unsigned.pcr_11, signed.pcr_11);
 }

@@ -4,9 +4,14 @@
 //! The kinds are those that TPMs can verify: ECDSA over P-256, the default, and RSA with 2048 bits and the exponent 65537.
 //! (No TPM has Ed25519.) A public key of either kind has exactly one encoding in DER, so it is recognized by the bytes
 //! before the key itself, and what is accepted is what is written again.
+//!
+//! Signatures are deterministic (RFC 6979; PKCS #1 v1.5), so whoever has the key can build a signed image again, bit for
+//! bit. ring's ECDSA is not deterministic: that is why p256 signs.
 
 use std::fmt;
 
+use p256::ecdsa::signature::Signer;
+use p256::pkcs8::{ObjectIdentifier, PrivateKeyInfoRef};
 use ring::rand::SystemRandom;
 use ring::signature::{self, EcdsaKeyPair, KeyPair, RsaKeyPair, RsaPublicKeyComponents};
 use zeroize::Zeroizing;
@@ -34,17 +39,41 @@ const MODULUS: usize = 256;
 /// The bytes of both coordinates of a point on P-256.
 const POINT: usize = 64;
 
+const ID_EC_PUBLIC_KEY: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+const RSA_ENCRYPTION: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
+
+/// A block of PEM.
+struct Block {
+    label: &'static str,
+    /// What the label stands for.
+    content: &'static str,
+}
+
+const PUBLIC: Block = Block {
+    label: "PUBLIC KEY",
+    content: "SubjectPublicKeyInfo",
+};
+const PRIVATE: Block = Block {
+    label: "PRIVATE KEY",
+    content: "PKCS #8, not encrypted",
+};
+
 /// Why a key is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Not PEM, or not one block with the expected label.
-    #[error("policy key: expected PEM with the label {expected}, got {got}")]
+    #[error("policy key: expected one PEM block {label:?} ({content}), got {got}")]
     Pem {
         /// The label.
-        expected: &'static str,
+        label: &'static str,
+        /// What such a block has.
+        content: &'static str,
         /// The label that was found, or what the parser says.
         got: String,
     },
+    /// The private key is not PKCS #8.
+    #[error("policy key: expected PKCS #8 in DER, got {0}")]
+    Pkcs8(String),
     /// A key of another kind.
     #[error(
         "policy key: expected ECDSA over P-256 with an uncompressed point, or RSA with 2048 bits and the exponent 65537, got {0}"
@@ -64,7 +93,7 @@ pub enum PolicyKey {
 impl PolicyKey {
     /// From PEM, such as the section `.pcrpkey` of a unified kernel image.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
-        let der = contents("PUBLIC KEY", text)?;
+        let der = PUBLIC.read(text)?;
         Self::from_der(&der)
     }
 
@@ -95,8 +124,7 @@ impl PolicyKey {
 
     /// PEM as in the section `.pcrpkey` of a unified kernel image.
     pub fn to_pem(&self) -> String {
-        let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-        pem::encode_config(&pem::Pem::new("PUBLIC KEY", self.to_der()), config)
+        PUBLIC.write(&self.to_der())
     }
 
     /// By which signatures name this key (`pkfp`): the SHA-256 digest of the key without its algorithm, that is of
@@ -213,65 +241,78 @@ fn ecdsa_parts(der: &[u8]) -> Result<([u8; 32], [u8; 32]), Malformed> {
     Ok(parts)
 }
 
-/// Why something could not be signed.
+/// A key cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("policy key: cannot sign")]
-pub struct SignError;
+#[error("policy key: expected random numbers from the system, got none")]
+pub struct GenerateError;
 
-/// The private key of an image builder.
+/// Why something could not be signed: the algorithm that failed. The libraries give no reason.
+#[derive(Debug, thiserror::Error)]
+#[error("policy key: cannot sign by {0}")]
+pub struct SignError(&'static str);
+
+/// The private key of an image builder. Without a printable form.
 pub struct SigningKey {
     key: PrivateKey,
     public: PolicyKey,
-    random: SystemRandom,
 }
 
 enum PrivateKey {
-    Ecdsa(Box<EcdsaKeyPair>),
+    Ecdsa(Box<p256::ecdsa::SigningKey>),
     Rsa(Box<RsaKeyPair>),
 }
 
 impl SigningKey {
     /// From PKCS #8 in PEM, as `openssl genpkey` writes it.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
-        let der = Zeroizing::new(contents("PRIVATE KEY", text)?);
+        let der = Zeroizing::new(PRIVATE.read(text)?);
         Self::from_pkcs8(&der)
     }
 
-    /// From PKCS #8 in DER. An ECDSA key has to contain its public half.
+    /// From PKCS #8 in DER.
     pub fn from_pkcs8(der: &[u8]) -> Result<Self, KeyError> {
-        let random = SystemRandom::new();
-        let scheme = &signature::ECDSA_P256_SHA256_ASN1_SIGNING;
-        let (key, public) = match EcdsaKeyPair::from_pkcs8(scheme, der, &random) {
-            Ok(pair) => {
-                let point = pair.public_key().as_ref().strip_prefix(&[4]);
-                let point = point.and_then(|point| point.try_into().ok());
-                let public = point.map(PolicyKey::EcdsaP256);
-                (PrivateKey::Ecdsa(Box::new(pair)), public)
-            }
-            Err(ecdsa) => {
-                let pair = RsaKeyPair::from_pkcs8(der).map_err(|rsa| {
-                    KeyError::Kind(format!("neither ECDSA ({ecdsa}) nor RSA ({rsa})"))
-                })?;
-                let public = PolicyKey::from_rsa(pair.public_key().as_ref());
-                (PrivateKey::Rsa(Box::new(pair)), public)
-            }
-        };
-        let other = || KeyError::Kind("RSA with other parameters".into());
+        let info = PrivateKeyInfoRef::try_from(der);
+        let info = info.map_err(|error| KeyError::Pkcs8(error.to_string()))?;
+        match info.algorithm.oid {
+            ID_EC_PUBLIC_KEY => Self::from_ecdsa(info),
+            RSA_ENCRYPTION => Self::from_rsa(der),
+            other => Err(KeyError::Kind(format!("the algorithm {other}"))),
+        }
+    }
+
+    fn from_ecdsa(info: PrivateKeyInfoRef<'_>) -> Result<Self, KeyError> {
+        let other = |error| KeyError::Kind(format!("an elliptic curve's key ({error})"));
+        let key = p256::ecdsa::SigningKey::from(p256::SecretKey::try_from(info).map_err(other)?);
+        let public = key.verifying_key().to_sec1_point(false);
+        let mut point = [0; POINT];
+        // The first byte says that both coordinates follow.
+        point.copy_from_slice(&public.as_bytes()[1..]);
         Ok(Self {
-            key,
-            public: public.ok_or_else(other)?,
-            random,
+            key: PrivateKey::Ecdsa(Box::new(key)),
+            public: PolicyKey::EcdsaP256(point),
+        })
+    }
+
+    fn from_rsa(pkcs8: &[u8]) -> Result<Self, KeyError> {
+        let other = |what| KeyError::Kind(format!("an RSA key {what}"));
+        let pair = RsaKeyPair::from_pkcs8(pkcs8).map_err(|error| other(format!("({error})")))?;
+        let bytes = pair.public().modulus_len();
+        if bytes != MODULUS {
+            return Err(other(format!("with {} bits", 8 * bytes)));
+        }
+        let public = PolicyKey::from_rsa(pair.public_key().as_ref());
+        Ok(Self {
+            key: PrivateKey::Rsa(Box::new(pair)),
+            public: public.ok_or_else(|| other("with another exponent".to_owned()))?,
         })
     }
 
     /// A new ECDSA key as PKCS #8 in PEM.
-    pub fn generate() -> Result<Zeroizing<String>, SignError> {
+    pub fn generate() -> Result<Zeroizing<String>, GenerateError> {
         let scheme = &signature::ECDSA_P256_SHA256_ASN1_SIGNING;
         let pkcs8 = EcdsaKeyPair::generate_pkcs8(scheme, &SystemRandom::new());
-        let pkcs8 = pkcs8.map_err(|_| SignError)?;
-        let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-        let block = pem::Pem::new("PRIVATE KEY", pkcs8.as_ref());
-        Ok(Zeroizing::new(pem::encode_config(&block, config)))
+        let pkcs8 = pkcs8.map_err(|_| GenerateError)?;
+        Ok(Zeroizing::new(PRIVATE.write(pkcs8.as_ref())))
     }
 
     /// The public half.
@@ -279,41 +320,58 @@ impl SigningKey {
         &self.public
     }
 
-    /// Signs with SHA-256: DER for ECDSA, RSASSA-PKCS1-v1_5 for RSA.
+    /// Signs with SHA-256: DER for ECDSA, RSASSA-PKCS1-v1_5 for RSA. The same message has the same signature.
     pub(crate) fn sign(&self, message: &[u8]) -> Result<Vec<u8>, SignError> {
         match &self.key {
-            PrivateKey::Ecdsa(pair) => {
-                let signature = pair.sign(&self.random, message).map_err(|_| SignError)?;
-                Ok(signature.as_ref().to_vec())
+            PrivateKey::Ecdsa(key) => {
+                let signature: p256::ecdsa::Signature =
+                    key.try_sign(message).map_err(|_| SignError("ECDSA"))?;
+                Ok(signature.to_der().as_bytes().to_vec())
             }
             PrivateKey::Rsa(pair) => {
-                let mut signature = vec![0; pair.public().modulus_len()];
+                let mut signature = vec![0; MODULUS];
+                // Random numbers blind the computation; the signature does not depend on them.
+                let random = SystemRandom::new();
                 pair.sign(
                     &signature::RSA_PKCS1_SHA256,
-                    &self.random,
+                    &random,
                     message,
                     &mut signature,
                 )
-                .map_err(|_| SignError)?;
+                .map_err(|_| SignError("RSA"))?;
                 Ok(signature)
             }
         }
     }
 }
 
-/// The bytes of the one PEM block in `text`.
-fn contents(label: &'static str, text: &[u8]) -> Result<Vec<u8>, KeyError> {
-    let error = |got| KeyError::Pem {
-        expected: label,
-        got,
-    };
-    // A section of an image may be padded with zero bytes.
-    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
-    let block = pem::parse(text).map_err(|parse| error(parse.to_string()))?;
-    if block.tag() != label {
-        return Err(error(block.tag().to_owned()));
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SigningKey({})", self.public.fingerprint())
     }
-    Ok(block.into_contents())
+}
+
+impl Block {
+    /// The bytes of the one block in `text`.
+    fn read(&self, text: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let error = |got| KeyError::Pem {
+            label: self.label,
+            content: self.content,
+            got,
+        };
+        // A section of an image may be padded with zero bytes.
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        let block = pem::parse(text).map_err(|parse| error(parse.to_string()))?;
+        if block.tag() != self.label {
+            return Err(error(format!("{:?}", block.tag())));
+        }
+        Ok(block.into_contents())
+    }
+
+    fn write(&self, der: &[u8]) -> String {
+        let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+        pem::encode_config(&pem::Pem::new(self.label, der), config)
+    }
 }
 
 /// The first bytes, for a message.

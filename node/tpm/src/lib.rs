@@ -40,7 +40,7 @@ mod tests;
 pub use channel::{Command, Error, Retries};
 pub use code::{ResponseCode, Subject};
 pub use commands::MAX_SECRET;
-pub use key::{KeyError, PolicyKey, SignError, SigningKey};
+pub use key::{GenerateError, KeyError, PolicyKey, SignError, SigningKey};
 pub use pcr::{Digest, Pcr, PcrDifference, PcrSelection, PcrValues};
 pub use pcrsig::{ParseError, PcrSignature, PcrSignatures};
 pub use policy::{EmptyPolicy, Policy, SignedPolicy, pcr_policy};

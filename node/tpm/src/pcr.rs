@@ -40,6 +40,11 @@ impl Digest {
         Self::of(&[&self.0, &measurement.0])
     }
 
+    /// The value that a PCR with this value has after `data` was measured into it.
+    pub fn measured(&self, data: &[u8]) -> Self {
+        self.extended(&Self::of(&[data]))
+    }
+
     /// From 64 hexadecimal digits.
     pub fn from_hex(text: &str) -> Option<Self> {
         let mut value = [0; 32];
@@ -65,10 +70,14 @@ impl fmt::Debug for Digest {
 pub struct Pcr(u8);
 
 impl Pcr {
+    /// The programs that the firmware was to start, boot loader and kernel among them.
+    pub const BOOT_PROGRAMS: Self = Self(4);
     /// The state of Secure Boot: whether it is on, and the keys and certificates with which it verified what was started.
     pub const SECURE_BOOT: Self = Self(7);
     /// The parts of the unified kernel image, as its stub measured them.
     pub const KERNEL_IMAGE: Self = Self(11);
+    /// The kernel's command line, as the boot loader and the stub passed it on.
+    pub const COMMAND_LINE: Self = Self(12);
 
     /// The register with this number; none from 24 on.
     pub const fn new(index: u8) -> Option<Self> {

@@ -31,7 +31,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns sys", "curator"),
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),
     ("hearth-ctl", "api", ""),
-    ("hearth-image", "", ""),
+    ("hearth-image", "tpm", ""),
     ("hearth-build", "", ""),
     ("hearth-programs", "build", ""),
     ("hearth-bundle", "build programs", ""),
@@ -46,7 +46,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-tests", "api lab qemu", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
-    ("xtask", "api build bundle extension firmware image kernel lab programs qemu runner tidy", ""),
+    ("xtask", "api build bundle extension firmware image kernel lab programs qemu runner tidy tpm", ""),
 ];
 
 /// Our crates.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use hearth_build::cache;
 use hearth_image::key_file;
-use hearth_image::policy::PolicyKey;
+use hearth_tpm::SigningKey;
 
 /// The file of the user's own key, in the cache folder.
 const OWN: &str = "policy-key/private.pem";
@@ -24,7 +24,7 @@ pub(super) enum Signing {
 
 impl Signing {
     /// The key, if the image is signed.
-    pub(super) fn key(&self) -> Result<Option<Arc<PolicyKey>>> {
+    pub(super) fn key(&self) -> Result<Option<Arc<SigningKey>>> {
         let key = match self {
             Signing::Own => key_file::read_or_make(&cache::dir()?.join(OWN))?,
             Signing::Key(path) => key_file::read(path)?,

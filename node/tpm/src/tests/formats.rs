@@ -3,6 +3,8 @@
 use proptest::array::{uniform3, uniform32};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, Ed25519KeyPair};
 
 use super::{after, ecdsa_key, literal, rsa_key, signatures};
 use crate::pcr::Digest;
@@ -117,12 +119,14 @@ fn a_record_of_another_release_is_named() {
 
 #[test]
 fn signatures_have_systemds_format() {
-    for key in [ecdsa_key(), rsa_key()] {
+    // Up to these offsets, SubjectPublicKeyInfo has the algorithm.
+    for (key, bits) in [(ecdsa_key(), 26), (rsa_key(), 24)] {
         let signatures = signatures(&key, b"image");
         let json: serde_json::Value = serde_json::from_str(&signatures.to_json()).unwrap();
         let entry = &json["sha256"][0];
         assert_eq!(entry["pcrs"], serde_json::json!([11]));
-        assert_eq!(entry["pkfp"], key.public().fingerprint().to_string());
+        let fingerprint = Digest::of(&[&key.public().to_der()[bits..]]);
+        assert_eq!(entry["pkfp"], fingerprint.to_string());
         let policy = pcr_policy(&after(b"image"));
         assert_eq!(entry["pol"], policy.to_string());
         let signature = signatures.iter().next().unwrap();
@@ -135,6 +139,45 @@ fn signatures_have_systemds_format() {
 fn the_fingerprint_is_that_of_openssl() {
     let expected = "fa2044d38d542cff9e3a26993567044a61802cbbf93650d78366d19cc1a97bb3";
     assert_eq!(rsa_key().public().fingerprint().to_string(), expected);
+}
+
+/// The same image is built again by whoever has the key.
+#[test]
+fn signatures_are_the_same_each_time() {
+    let made = SigningKey::generate().unwrap();
+    for pem in [made.as_bytes(), include_bytes!("rsa.pem")] {
+        let [first, second] = [(); 2].map(|()| {
+            let key = SigningKey::from_pem(pem).unwrap();
+            assert!(
+                !key.public()
+                    .verifies(b"message", &key.sign(b"another").unwrap())
+            );
+            signatures(&key, b"image").to_json()
+        });
+        assert_eq!(first, second);
+    }
+}
+
+/// The key and the signature of RFC 6979, A.2.5. The key has no public half.
+#[test]
+fn ecdsa_signatures_are_those_of_the_specification() {
+    let private = "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721";
+    let pkcs8 =
+        format!("3041020100301306072a8648ce3d020106082a8648ce3d030107042730250201010420{private}");
+    let key = SigningKey::from_pkcs8(&hex::decode(pkcs8).unwrap()).unwrap();
+    let PolicyKey::EcdsaP256(point) = key.public() else {
+        panic!("{key:?}");
+    };
+    assert_eq!(
+        hex::encode(point),
+        "60fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6\
+         7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299"
+    );
+    assert_eq!(
+        hex::encode(key.sign(b"sample").unwrap()),
+        "3046022100efd48b2aacb6a8fd1140dd9cd45e81d69d2c877b56aaf991c34d0ea84eaf3716\
+         022100f7cb1c942d657c41d436c7a1b6e29f65f3e900dbb9aff4064dc4ab2f843acda8"
+    );
 }
 
 #[test]
@@ -191,7 +234,7 @@ fn keys_of_other_kinds_are_refused() {
     let error = PolicyKey::from_pem(private.as_bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "policy key: expected PEM with the label PUBLIC KEY, got PRIVATE KEY"
+        "policy key: expected one PEM block \"PUBLIC KEY\" (SubjectPublicKeyInfo), got \"PRIVATE KEY\""
     );
     let mut compressed = key.public().to_der();
     compressed[26] = 2;
@@ -199,4 +242,25 @@ fn keys_of_other_kinds_are_refused() {
     assert!(matches!(error, KeyError::Kind(_)), "{error}");
     let padded = [key.public().to_pem().as_bytes(), &[0; 30]].concat();
     assert_eq!(PolicyKey::from_pem(&padded).as_ref(), Ok(key.public()));
+}
+
+#[test]
+fn private_keys_of_other_kinds_are_refused() {
+    let refused = |text: &[u8]| SigningKey::from_pem(text).unwrap_err();
+    let of = |der: &[u8]| pem::encode(&pem::Pem::new("PRIVATE KEY", der));
+    assert!(matches!(refused(b""), KeyError::Pem { .. }));
+    assert_eq!(
+        refused(rsa_key().public().to_pem().as_bytes()).to_string(),
+        "policy key: expected one PEM block \"PRIVATE KEY\" (PKCS #8, not encrypted), got \"PUBLIC KEY\""
+    );
+    let nonsense = refused(of(b"nonsense").as_bytes());
+    assert!(matches!(nonsense, KeyError::Pkcs8(_)), "{nonsense}");
+
+    let random = SystemRandom::new();
+    let ed25519 = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
+    let error = refused(of(ed25519.as_ref()).as_bytes()).to_string();
+    assert!(error.ends_with("got the algorithm 1.3.101.112"), "{error}");
+    let p384 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P384_SHA384_ASN1_SIGNING, &random).unwrap();
+    let error = refused(of(p384.as_ref()).as_bytes()).to_string();
+    assert!(error.contains("got an elliptic curve's key ("), "{error}");
 }
