@@ -230,7 +230,7 @@ impl Sealer {
     }
 
     fn tpm(&self) -> MutexGuard<'_, Tpm> {
-        // A call leaves nothing behind in the TPM; the next one begins anew.
+        // A call leaves nothing behind in the TPM; the next one starts over.
         self.tpm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
