@@ -269,6 +269,39 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
+    /// The blocks are seen by a second name of the file.
+    #[test]
+    fn erased_files_are_overwritten_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("etcd");
+        fs::create_dir_all(tree.join("member/snap")).unwrap();
+        let content = vec![7; (64 << 10) + 1];
+        let mut other_names = Vec::new();
+        for (number, path) in ["member/snap/db", "authorities"].iter().enumerate() {
+            fs::write(tree.join(path), &content).unwrap();
+            let other = dir.path().join(number.to_string());
+            fs::hard_link(tree.join(path), &other).unwrap();
+            other_names.push(other);
+        }
+        // A link is removed, and what it leads to is not touched.
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
+
+        erase_durably(&tree.join("authorities")).unwrap();
+        assert!(!tree.join("authorities").exists());
+        erase_directory(&tree).unwrap();
+        assert!(!tree.exists());
+        for other in other_names {
+            let left = fs::read(other).unwrap();
+            assert!(left.len() == content.len() && left.iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(fs::read(&outside).unwrap(), b"stays");
+        // Again, as after a power cut.
+        erase_directory(&tree).unwrap();
+        erase_durably(&tree.join("authorities")).unwrap();
+    }
+
     #[test]
     fn a_stale_longer_temporary_file_leaves_no_trace() {
         let dir = tempfile::tempdir().unwrap();

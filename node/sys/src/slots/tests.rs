@@ -26,6 +26,12 @@ const FORMAT: SlotFormat = SlotFormat {
     version: 3,
 };
 
+/// A second format of the same pair.
+const OTHER: SlotFormat = SlotFormat {
+    magic: *b"HRTHTST2",
+    version: 3,
+};
+
 #[derive(Clone, Copy, Debug)]
 enum Tear {
     Untouched,
@@ -161,7 +167,7 @@ fn pair(disk: &Rc<RefCell<Disk>>) -> SlotPair<FakeSlot> {
         disk: disk.clone(),
         index,
     };
-    SlotPair::new(&[FORMAT], slot(0), slot(1))
+    SlotPair::new(&[FORMAT, OTHER], slot(0), slot(1))
 }
 
 fn with_slots(a: Option<&[u8]>, b: Option<&[u8]>) -> Rc<RefCell<Disk>> {
@@ -176,13 +182,26 @@ fn value(n: usize) -> Vec<u8> {
     vec![n as u8; [0, 30, 9, 50, 1][n]]
 }
 
+/// The format of the n-th value: every change of the value changes it as well.
+fn format_of(n: usize) -> SlotFormat {
+    if n.is_multiple_of(2) { OTHER } else { FORMAT }
+}
+
 fn saved(n: usize) -> Vec<u8> {
-    encode(&FORMAT, n as u64, &value(n)).to_vec()
+    encode(&format_of(n), n as u64, &value(n)).to_vec()
 }
 
 fn loaded_value(pair: &mut SlotPair<FakeSlot>) -> Vec<u8> {
     match pair.load().unwrap() {
-        Loaded::Value { payload, .. } => payload.to_vec(),
+        Loaded::Value {
+            payload, format, ..
+        } => {
+            let is_saved = |n: &usize| *n > 0 && value(*n) == *payload;
+            if let Some(n) = (1..5).find(is_saved) {
+                assert_eq!(format, format_of(n));
+            }
+            payload.to_vec()
+        }
         other => panic!("no value: {other:?}"),
     }
 }
@@ -192,7 +211,7 @@ fn loaded_value(pair: &mut SlotPair<FakeSlot>) -> Vec<u8> {
 fn save_from(disk: &Rc<RefCell<Disk>>, first: usize, last: usize) -> (usize, usize) {
     let mut slots = pair(disk);
     for n in first..=last {
-        if slots.save(&value(n)).is_err() {
+        if slots.save_as(format_of(n), &value(n)).is_err() {
             return (n - 1, n);
         }
     }
