@@ -5,13 +5,14 @@ use std::fs;
 use std::sync::Mutex as StdMutex;
 
 use hearth_api::tls::wall_clock;
-use hearth_api::v1::StorageSecurityPolicy;
+use hearth_api::v1::{NodeParameters, StorageSecurityPolicy, TpmMode, node_parameters};
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::{self, ClusterState, State};
 use hearth_host::parameters::{Found, Source};
 use hearth_host::storage::header::HeaderState;
 use hearth_host::storage::testing::Files;
+use prost::Message as _;
 
 use super::super::testing;
 use super::*;
@@ -258,6 +259,35 @@ async fn nothing_is_made_before_there_is_an_address() {
     boot.address.as_ref().unwrap().set(1);
     boot.settled().await;
     boot.off().await;
+}
+
+#[tokio::test]
+async fn a_machine_without_a_tpm_founds_nothing_where_one_is_required() {
+    let message = testing::bootstrap_message(StorageSecurityPolicy::NeedsEncryption, None);
+    let mut message = NodeParameters::decode(&message[..]).unwrap();
+    match &mut message.cluster {
+        Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)) => {
+            let configuration = bootstrap.initial_cluster_configuration.as_mut();
+            configuration.unwrap().tpm_mode = TpmMode::Required.into();
+        }
+        other => panic!("{other:?}"),
+    }
+    let parameters = parameters::parse(Source::FwCfg, &message.encode_to_vec()).unwrap();
+    let machine = Machine::new();
+    let boot = machine.boot(Ok(Some(Found {
+        source: Source::FwCfg,
+        parameters,
+        ignored: None,
+    })));
+    let is_refused = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Refused(_));
+    let EnrolmentStatus::Refused(reason) = boot.until(is_refused).await else {
+        panic!("not refused");
+    };
+    assert!(reason.starts_with("tpm_mode: expected a TPM "), "{reason}");
+    boot.off().await;
+    assert_eq!(machine.header(), HeaderState::Blank);
+    let store = SealedStore::new(&machine.root.esp, None);
+    assert!(matches!(store.load().unwrap(), Stored::Absent));
 }
 
 /// No curator that has the key can be reached.
