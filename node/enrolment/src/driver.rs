@@ -680,3 +680,5 @@ fn storage_failure(error: StorageError) -> Failure {
 
 #[cfg(test)]
 pub(super) mod tests;
+#[cfg(test)]
+mod unlock_tests;

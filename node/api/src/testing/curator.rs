@@ -19,7 +19,7 @@ use tonic_health::server::HealthReporter;
 use super::TestCluster;
 use crate::client::Endpoint;
 use crate::first_contact;
-use crate::identity::{FirstContactSecret, NodeCredentials, NodeId, PublicKey};
+use crate::identity::{ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, PublicKey};
 use crate::server::{Admission, Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
@@ -66,6 +66,8 @@ pub struct Script {
     pub more_to_come: bool,
     /// For `UpdateNodeClusterNetworking`.
     pub pod_range: Result<String, Status>,
+    /// For `JoinNode`, which admits every caller. `None`: it returns an error.
+    pub unlock_key: Option<ClusterUnlockKey>,
 }
 
 impl Default for Script {
@@ -85,6 +87,7 @@ impl Default for Script {
             heartbeats: Heartbeats::default(),
             more_to_come: false,
             pod_range: Err(Status::failed_precondition("no Kubernetes worker")),
+            unlock_key: None,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::v1::{
     IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest,
     RegisterNodeResponse, UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
+    join_node_response,
 };
 
 #[tonic::async_trait]
@@ -124,7 +125,16 @@ impl Curator for Answering {
         &self,
         _: Request<JoinNodeRequest>,
     ) -> Result<Response<JoinNodeResponse>, Status> {
-        Err(Status::unimplemented("JoinNode"))
+        self.called("JoinNode");
+        let key = self.script().unlock_key.clone();
+        let key = key.ok_or_else(|| Status::unavailable("no contact with etcd: retry"))?;
+        let admitted = join_node_response::Admitted {
+            cluster_unlock_key: key.expose().to_vec(),
+            ..Default::default()
+        };
+        Ok(Response::new(JoinNodeResponse {
+            answer: Some(join_node_response::Answer::Admitted(admitted)),
+        }))
     }
 
     async fn issue_certificate(

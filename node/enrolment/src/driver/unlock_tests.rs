@@ -1,0 +1,101 @@
+//! A member that gets its unlock key from curators, not all of which are right.
+
+use hearth_api::testing::{Script, TestCluster, TestCurator};
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::StorageSecurity;
+use hearth_api::v1::cluster_directory::{self, Address};
+
+use super::super::testing::founding;
+use super::tests::{Boot, Machine};
+use super::*;
+
+/// An encrypted member of a cluster, powered off, whose directory has these curators, in this order.
+fn member(cluster: &TestCluster, curators: &[&TestCurator]) -> Machine {
+    let machine = Machine::new();
+    let founding = founding(1, StorageSecurity::Encrypted);
+    let volume = founding.volume();
+    let mut data = DataPartition::new(machine.files.rebooted(), machine.root.data.clone());
+    data.initialise(&volume).unwrap();
+    data.make_file_system(&volume).unwrap();
+    data.mark_ready(&volume).unwrap();
+    let member = founding.into_member(cluster.ca().clone());
+    SealedStore::new(&machine.root.esp, None)
+        .save(&Sealed::Member(Arc::new(member)))
+        .unwrap();
+    let nodes = curators.iter().map(|curator| cluster_directory::Node {
+        id: curator.node_id.to_string(),
+        addresses: vec![Address {
+            host: curator.address.ip().to_string(),
+            port: curator.address.port().into(),
+        }],
+        roles: None,
+    });
+    let directory = ClusterDirectory {
+        nodes: nodes.collect(),
+    };
+    DirectoryStore::new(&machine.root.esp)
+        .save(&directory)
+        .unwrap();
+    machine
+}
+
+async fn curator(cluster: &Arc<TestCluster>, unlock_key: Option<ClusterUnlockKey>) -> TestCurator {
+    let script = Script {
+        unlock_key,
+        ..Script::default()
+    };
+    TestCurator::start(cluster, script, wall_clock()).await
+}
+
+/// What enrolment says in the end, and what it has reported.
+async fn end_of(machine: &Machine) -> (EnrolmentStatus, Vec<String>) {
+    let boot: Boot = machine.boot(Ok(None));
+    let end = boot
+        .until(|status| match status {
+            EnrolmentStatus::Refused(_) => true,
+            // The credentials were never made: the data partition is open.
+            EnrolmentStatus::Retrying { .. } => true,
+            _ => false,
+        })
+        .await;
+    (end, boot.off().await)
+}
+
+#[tokio::test]
+async fn a_wrong_key_from_one_curator_is_not_believed_while_another_has_the_right_one() {
+    let cluster = Arc::new(TestCluster::new());
+    let key = founding(1, StorageSecurity::Encrypted)
+        .cluster_unlock_key
+        .clone();
+    let wrong = curator(&cluster, Some(ClusterUnlockKey::generate())).await;
+    let right = curator(&cluster, Some(key)).await;
+    for order in [[&wrong, &right], [&right, &wrong]] {
+        let machine = member(&cluster, &order);
+        let (end, reports) = end_of(&machine).await;
+        assert_eq!(reports[0], "hearth: reached storage encrypted", "{end:?}");
+    }
+    assert!(wrong.calls().contains(&"JoinNode"), "it was never asked");
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_final_only_if_every_curator_has_answered() {
+    let cluster = Arc::new(TestCluster::new());
+    let wrong = curator(&cluster, Some(ClusterUnlockKey::generate())).await;
+    let machine = member(&cluster, &[&wrong]);
+    let (end, _) = end_of(&machine).await;
+    let EnrolmentStatus::Refused(reason) = end else {
+        panic!("{end:?}");
+    };
+    assert!(reason.contains("cannot authenticate"), "{reason}");
+
+    let silent = curator(&cluster, None).await;
+    let machine = member(&cluster, &[&wrong, &silent]);
+    let (end, _) = end_of(&machine).await;
+    let EnrolmentStatus::Retrying { reason, .. } = end else {
+        panic!("{end:?}");
+    };
+    assert!(
+        reason.contains("1 of 2 curators did not answer"),
+        "{reason}"
+    );
+}
