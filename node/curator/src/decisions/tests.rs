@@ -679,7 +679,7 @@ fn only_so_many_wait() {
     let Ok(Registered::Now(node, _)) = with(registration::MOST_WAITING - 1) else {
         panic!("expected a registration below the limit to succeed");
     };
-    assert_eq!(node.tpm_usage, TpmUsage::PresentButUnused);
+    assert_eq!(node.tpm_usage, TpmUsage::PresentAndUsed);
     let refused = with(registration::MOST_WAITING).err();
     assert_eq!(
         refused.map(|refused| refused.code()),
