@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::event::{self, Value, Watcher};
@@ -39,6 +41,22 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    })
+    .await;
+}
+
+/// Pauses the process until it is sent SIGCONT. Returns when all its threads are stopped: after the signal they run for
+/// a moment, in which they could answer.
+pub async fn pause(process: Pid) {
+    kill(process, Signal::SIGSTOP).unwrap();
+    let tasks = format!("/proc/{process}/task");
+    until("all threads of the process are stopped", || {
+        let mut tasks = std::fs::read_dir(&tasks).unwrap();
+        tasks.all(|task| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+            // The name before it may contain any character.
+            stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+        })
     })
     .await;
 }

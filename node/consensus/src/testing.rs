@@ -14,9 +14,11 @@ use hearth_api::identity::{ClusterId, NodeId, NodeKey};
 use hearth_base::event;
 use hearth_base::logtree::{self, LogTree, Severity};
 use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
-use hearth_base::testing::within_timeout;
+use hearth_base::testing::{pause, within_timeout};
 use hearth_host::pki::{self, Bootstrapper, Lifetime};
 use hearth_host::{cluster_state, layout};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::{
@@ -197,8 +199,13 @@ impl Site {
             .collect()
     }
 
-    pub fn signal_etcd(&self, signal: nix::sys::signal::Signal) {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.etcd_pid()), signal).unwrap();
+    pub fn signal_etcd(&self, signal: Signal) {
+        kill(Pid::from_raw(self.etcd_pid()), signal).unwrap();
+    }
+
+    /// Stops etcd's threads until it is sent SIGCONT.
+    pub async fn pause_etcd(&self) {
+        pause(Pid::from_raw(self.etcd_pid())).await;
     }
 }
 

@@ -43,7 +43,7 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
 
-    world.site.signal_etcd(Signal::SIGSTOP);
+    world.site.pause_etcd().await;
     let begin = Instant::now();
     let end = within_timeout("the watch ends", async {
         loop {

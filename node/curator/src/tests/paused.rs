@@ -19,7 +19,7 @@ use hearth_api::v1::{
     ClusterConfiguration, GetCurrentLeaderRequest, GetNodesRequest, HeartbeatRequest, Label, Node,
     NodeState, UpdateNodeLabelsRequest, WatchRequest,
 };
-use hearth_base::testing::{BOUND, within_timeout};
+use hearth_base::testing::{BOUND, pause, within_timeout};
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use nix::sys::signal::{Signal, kill};
@@ -98,30 +98,8 @@ impl Other {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = self.process.id().expect("it runs");
-        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
-    }
-
-    /// Returns when all threads are stopped: after the signal they run for a moment, in which they
-    /// could answer.
-    async fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
-        let tasks = format!("/proc/{}/task", self.process.id().expect("it runs"));
-        let stopped = || {
-            let mut tasks = std::fs::read_dir(&tasks).unwrap();
-            tasks.all(|task| {
-                let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
-                // The name before it may contain any character.
-                stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
-            })
-        };
-        within_timeout("it is paused", async {
-            while !stopped() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id().expect("it runs").try_into().unwrap())
     }
 
     async fn stop(mut self) {
@@ -226,7 +204,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
         .unwrap();
     assert!(known.iter().any(|node| node.id == victim_id));
 
-    other.pause().await;
+    pause(other.pid()).await;
     // These calls wait in its socket from now on.
     let beat = HeartbeatRequest {
         boot_id: super::super::testing::BOOT_ID.into(),
@@ -251,7 +229,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     let fenced = world.client().write(late.clone()).await;
     assert!(matches!(fenced, Err(WriteError::Conflict)), "{fenced:?}");
 
-    other.signal(Signal::SIGCONT);
+    kill(other.pid(), Signal::SIGCONT).unwrap();
     let refused = [Code::Unavailable, Code::PermissionDenied];
     let answer = within_timeout("an end", pulse.answers.message()).await;
     let status = answer.expect_err("nothing is acknowledged that is gone");

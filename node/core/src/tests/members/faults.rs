@@ -93,7 +93,7 @@ async fn a_leader_that_sleeps_is_replaced_and_wakes_up_as_one_of_them() {
     let cluster = three_of_four().await;
     let old = cluster.leader(&[0, 1, 2]).await;
     let others: Vec<_> = (0..3).filter(|number| *number != old).collect();
-    cluster.nodes[old].site.signal_etcd(Signal::SIGSTOP);
+    cluster.nodes[old].site.pause_etcd().await;
     let new = cluster.leader(&others).await;
     assert_ne!(new, old);
     cluster.set_member(3, true).await.unwrap();
