@@ -757,12 +757,16 @@ impl Running {
         let down = Report::Down("power off".to_owned());
         self.wait_for_report("an orderly end", bounds::SOON, |report| *report == down)
             .await?;
-        // The supervisor logs runnables that did not stop in time.
+        // What the supervisor logs of a runnable that was still running when the bound of the
+        // shutdown was over. That one took long is no failure: on a machine that does many
+        // things at once, processes are killed after their bound and are reaped late.
         let lines = self.console().last(usize::MAX);
-        let straggler = lines.iter().find(|line| line.text.contains("told to stop"));
+        let straggler = lines
+            .iter()
+            .find(|line| line.text.contains("did not stop within"));
         ensure!(
             straggler.is_none(),
-            "a runnable did not stop in time: {straggler:?}"
+            "a runnable did not stop within the bound of the shutdown: {straggler:?}"
         );
         Ok(())
     }
