@@ -103,6 +103,8 @@ pub struct Disk {
     pub sector_size: SectorSize,
     /// In their order on the disk.
     pub partitions: Vec<Partition>,
+    /// Whether its image is for its owner only.
+    pub is_secret: bool,
 }
 
 /// One partition.
@@ -145,6 +147,9 @@ impl Disk {
     /// Writes the image to `destination`, which appears, or is replaced, when the image is complete.
     pub fn write(&self, destination: &Path) -> Result<(), DiskError> {
         let mut output = Output::create(destination)?;
+        if self.is_secret {
+            output = output.secret()?;
+        }
         self.write_into(output.file())?;
         output.publish()?;
         Ok(())

@@ -104,6 +104,8 @@ pub fn disk(
         parameters.map(|bytes| (PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec())));
     let [first, second] = SLOT_LABELS;
     Ok(Disk {
+        // They have the secrets of a cluster that is to be founded, or registered with.
+        is_secret: parameters.is_some(),
         seed,
         sector_size,
         partitions: vec![

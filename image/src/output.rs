@@ -75,6 +75,20 @@ impl Output {
         })
     }
 
+    /// The file will be readable by its owner only, whatever the umask.
+    pub fn secret(self) -> Result<Output, OutputError> {
+        let file = match &self.backing {
+            Backing::Unnamed(file) => file,
+            Backing::Named(file) => file.as_file(),
+        };
+        rustix::fs::fchmod(file, Mode::from_raw_mode(0o600)).map_err(|source| OutputError {
+            step: "restrict access to",
+            path: self.destination.clone(),
+            source: source.into(),
+        })?;
+        Ok(self)
+    }
+
     /// The file, open for reading and writing.
     pub fn file(&mut self) -> &mut File {
         match &mut self.backing {
@@ -236,6 +250,22 @@ mod tests {
         published.publish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(names(directory.path()), ["disk.img"]);
+    }
+
+    #[test]
+    fn a_secret_is_for_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
+        std::fs::write(&path, "old").unwrap();
+        let output = Output::create(&path).unwrap();
+        output.secret().unwrap().publish().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let fallback = Output {
+            backing: Backing::Named(named_in(directory.path(), &path).unwrap()),
+            destination: path.clone(),
+        };
+        fallback.secret().unwrap().publish().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

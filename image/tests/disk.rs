@@ -37,6 +37,7 @@ fn disk(uki: Content) -> Disk {
     Disk {
         seed: Seed::of(&[b"test"]),
         sector_size: SectorSize::B512,
+        is_secret: true,
         partitions: vec![
             esp_partition("HEARTH-ESP", ESP, 128 * MIB, boot(uki), files).unwrap(),
             Partition {

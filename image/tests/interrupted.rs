@@ -38,6 +38,7 @@ fn build_that_is_killed() {
         seed: Seed::of(&[]),
         sector_size: SectorSize::B512,
         partitions: vec![esp],
+        is_secret: false,
     };
     disk.write(&folder.join("disk.img")).unwrap();
 }

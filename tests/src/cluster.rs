@@ -571,6 +571,7 @@ impl Member {
         for guest in [
             names::PORT_CURATOR,
             names::PORT_NODE_MANAGEMENT,
+            names::PORT_UNLOCK,
             names::PORT_DEBUG,
             names::PORT_KUBERNETES,
         ] {

@@ -28,6 +28,7 @@
 //! | [`writer`] | continuous writes, none of which may be lost |
 //! | [`places`] | how many tests have machines at the same time |
 //! | [`owner`] | the owner of a cluster: parameters, repeated calls |
+//! | [`mod@unlock`] | a machine that waits for its owner, unlocked |
 //! | [`debug`] | the debug service of the test image |
 //! | [`kubernetes`] | kubectl |
 //! | [`disk`] | a raw disk between two boots, by independent tools |
@@ -52,6 +53,7 @@ pub mod node;
 pub mod owner;
 mod places;
 pub mod secrets;
+pub mod unlock;
 pub mod writer;
 
 pub use cluster::Cluster;

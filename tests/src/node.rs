@@ -73,6 +73,7 @@ impl<'a> Plan<'a> {
         let ports = [
             names::PORT_CURATOR,
             names::PORT_NODE_MANAGEMENT,
+            names::PORT_UNLOCK,
             names::PORT_DEBUG,
         ];
         let forwards = ports.map(Forward::any);

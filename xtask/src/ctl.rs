@@ -40,8 +40,8 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         if cluster::running(&state)?.is_empty() {
             bail!("no cluster is running; start one with `cargo xtask run --detach`");
         }
-        let takes_ownership = args.args.iter().any(|word| word == "take-ownership");
-        if !config.exists() && !takes_ownership {
+        let owns = |word: &String| ["take-ownership", "unlock"].contains(&word.as_str());
+        if !config.exists() && !args.args.iter().any(owns) {
             bail!(
                 "no owner of the running cluster yet: `cargo xtask run` takes ownership when the node is HOME; if the parameters are your own, run `cargo xtask ctl -- cluster take-ownership`"
             );

@@ -16,6 +16,7 @@ pub(crate) use release::{VERSION, revision};
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -424,7 +425,11 @@ impl ImageSpec {
 
 /// Converts a raw image; the new one appears when it is complete.
 fn qcow2(ui: &Ui, raw: &Path, destination: &Path) -> Result<()> {
-    let output = Output::create(destination)?;
+    let mut output = Output::create(destination)?;
+    let mode = fs::metadata(raw).with_context(|| format!("cannot read {}", raw.display()))?;
+    if mode.permissions().mode() & 0o077 == 0 {
+        output = output.secret()?;
+    }
     Cmd::new("qemu-img")
         // In disk order, as without -W: otherwise the result depends on timing.
         .args(["convert", "-f", "raw", "-O", "qcow2"])
@@ -539,12 +544,15 @@ mod tests {
             version: VERSION.to_owned(),
         };
         let seed = Seed::of(&[b"x"]);
-        let disk = layout::disk(seed, boot, None, Vec::new(), SectorSize::B512).unwrap();
+        let parameters = Some(&b"secret"[..]);
+        let disk = layout::disk(seed, boot, parameters, Vec::new(), SectorSize::B512).unwrap();
         disk.write(&raw).unwrap();
         let [first, second] = ["1.qcow2", "2.qcow2"].map(|name| folder.path().join(name));
         qcow2(&ui, &raw, &first).unwrap();
         qcow2(&ui, &raw, &second).unwrap();
         assert_eq!(fs::read(&first).unwrap(), fs::read(&second).unwrap());
+        let mode = fs::metadata(&first).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others can read the parameters");
         Cmd::new("qemu-img")
             .args(["compare", "-f", "raw", "-F", "qcow2"])
             .arg(&raw)

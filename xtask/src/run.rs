@@ -44,13 +44,13 @@ const FOLDER: &str = "HEARTH_RUN_FOLDER";
 /// How the data partition is protected.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
-    /// Unencrypted: the next run can boot this cluster again
-    Insecure,
-    /// dm-crypt: a node that reboots gets its key from the others; a cluster that is completely powered off cannot be
-    /// booted again yet
+    /// dm-crypt: a node that reboots gets its key from the others; a cluster that is completely powered off is unlocked by
+    /// its owner, which the next run does
     Encrypted,
-    /// dm-crypt: each node's TPM opens its own data partition, and the next run can boot this cluster again; needs --tpm
+    /// dm-crypt: each node's TPM opens its own data partition; needs --tpm
     Tpm,
+    /// Unencrypted
+    Insecure,
 }
 
 impl From<Storage> for record::Storage {
@@ -78,9 +78,12 @@ pub(crate) struct Args {
     /// Start the last K nodes, but leave their approval to you
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0)]
     join_later: u16,
-    /// Storage protection of a new cluster [default: insecure, with --tpm tpm]
+    /// Storage protection of a new cluster [default: encrypted, with --tpm tpm]
     #[arg(long, value_enum, conflicts_with = "parameters")]
     storage: Option<Storage>,
+    /// Leave it to you to unlock an encrypted cluster that was powered off, and print how
+    #[arg(long, conflicts_with_all = ["fresh", "parameters"])]
+    no_unlock: bool,
     /// Include Kubernetes: every node is a worker, the first one or three are controllers; waits until all of them are
     /// Ready
     #[arg(long, conflicts_with = "parameters")]
@@ -210,6 +213,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             parameters,
             hearthctl: Session::tool_in(&state, hearthctl),
             join_later: args.join_later,
+            no_unlock: args.no_unlock,
             timeout: Duration::from_secs(args.timeout),
             observer: Arc::new(display),
         },
@@ -313,12 +317,8 @@ fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
         nodes => format!(" of {nodes} nodes"),
     };
     let storage = match record.storage {
-        Some(record::Storage::Insecure) => {
-            "storage insecure (encrypted clusters cannot cold-start yet)"
-        }
-        Some(record::Storage::Encrypted) => {
-            "storage encrypted (cannot cold-start yet: lost when all nodes are off)"
-        }
+        Some(record::Storage::Insecure) => "storage insecure",
+        Some(record::Storage::Encrypted) => "storage encrypted, unlocked by its owner",
         Some(record::Storage::Tpm) => "storage encrypted, opened by each node's TPM",
         None => "parameters of your own",
     };

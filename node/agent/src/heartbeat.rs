@@ -8,6 +8,9 @@
 //! A curator that rejects this node is retried with growing delays, unlike one that cannot be
 //! reached. The rejection is also counted, because the cluster may have removed this node. The
 //! error alone does not prove that: enrolment asks with the join key.
+//!
+//! The responses also tell, as a digest, who unlocks nodes when no curator is running. Enrolment
+//! compares it with what the node has recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,7 @@ use hearth_api::v1::{HeartbeatRequest, HeartbeatResponse};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::boot_record::boot_id;
-use hearth_host::handover::Refusals;
+use hearth_host::handover::{Refusals, UnlockSettingsDigest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -37,6 +40,8 @@ pub struct Worker {
     pub acknowledged: Writer<Instant>,
     /// Written: incremented when a curator rejects this node.
     pub refusals: Arc<Writer<Refusals>>,
+    /// Written: the cluster's unlock settings, as the last response tells.
+    pub unlock_settings: Writer<UnlockSettingsDigest>,
 }
 
 /// Sends heartbeats over the current connection.
@@ -103,11 +108,20 @@ async fn beat(
         let answer =
             answer.ok_or_else(|| Failure::msg("the curator closed the heartbeat stream"))?;
         worker.acknowledged.set(sent);
+        publish(&worker.unlock_settings, answer.unlock_settings);
         health.good();
         let interval = pace(&answer, &mut bound);
         sleep(interval).await;
         sent = Instant::now();
         beats.send(request()).await?;
+    }
+}
+
+/// Publishes the cluster's unlock settings if they have changed. Curators of former releases do not
+/// tell them.
+fn publish(writer: &Writer<UnlockSettingsDigest>, told: u64) {
+    if told != 0 && writer.value().get() != Some(told) {
+        writer.set(told);
     }
 }
 
@@ -133,6 +147,7 @@ mod tests {
             let answer = HeartbeatResponse {
                 interval_ms,
                 bound_ms,
+                unlock_settings: 0,
             };
             (pace(&answer, &mut bound), bound)
         };

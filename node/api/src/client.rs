@@ -49,6 +49,8 @@ use crate::certificates::CertificateError;
 use crate::tls::{self, Clock};
 use line::Line;
 pub(crate) use line::connect_one;
+#[cfg(any(test, feature = "operator"))]
+pub(crate) use line::connect_plain;
 use list::List;
 
 /// The next endpoint is tried after this time if the earlier ones have not answered.

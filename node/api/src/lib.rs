@@ -32,6 +32,7 @@ pub mod owner;
 pub mod permissions;
 pub mod proofs;
 pub mod provider;
+pub mod recovery;
 mod redacted;
 pub mod schema;
 pub mod server;
@@ -40,6 +41,8 @@ pub mod settings;
 pub mod testing;
 pub mod tls;
 pub mod transport;
+#[cfg(any(test, feature = "operator"))]
+pub mod unlock;
 
 /// The code generated from the proto files. The nesting follows the package names, by which the
 /// generated modules refer to each other.

@@ -16,6 +16,8 @@ pub mod ports {
     pub const METRICS: u16 = 7838;
     /// WireGuard of the node mesh, UDP.
     pub const MESH: u16 = 7839;
+    /// Unlocking by the owner, while a node's data partition is locked.
+    pub const UNLOCK: u16 = 7840;
     /// Kubernetes' API servers, on every controller.
     pub const KUBERNETES: u16 = 6443;
     /// On this machine only: one local address for all API servers, for the node's own clients.
@@ -175,7 +177,7 @@ pub use ports::{
     CURATOR as PORT_CURATOR, DEBUG as PORT_DEBUG, ETCD_PEER as PORT_ETCD_PEER,
     KUBELET as PORT_KUBELET, KUBERNETES as PORT_KUBERNETES,
     KUBERNETES_BALANCER as PORT_KUBERNETES_BALANCER, MESH as PORT_MESH,
-    NODE_MANAGEMENT as PORT_NODE_MANAGEMENT,
+    NODE_MANAGEMENT as PORT_NODE_MANAGEMENT, UNLOCK as PORT_UNLOCK,
 };
 
 /// [`pods::NETWORK`] as text.

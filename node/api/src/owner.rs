@@ -1,11 +1,13 @@
-//! The owner's files: the owner key and the first-contact secret.
+//! The owner's files: the owner key, the first-contact secret and the recovery key.
 //!
-//! The owner creates both before bootstrap, puts the public key and the secret into the first
-//! node's parameters, and needs both again to take ownership. The key is PKCS #8 in PEM, which
-//! other tools can read and write; the secret is one line of hexadecimal digits. Both are created
-//! once, never overwritten, and readable by their owner only: a file that others can read is
-//! rejected.
+//! The owner creates all three before bootstrap and puts the two public keys and the secret into the
+//! first node's parameters. Owner key and secret are needed again to take ownership, owner key and
+//! recovery key to [unlock](crate::recovery) the nodes of a cluster that is not running. The owner
+//! key is PKCS #8 in PEM, which other tools can read and write; the secret and the recovery key are
+//! one line of hexadecimal digits each. All are created once, never overwritten, and readable by
+//! their owner only: a file that others can read is rejected.
 
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -13,10 +15,21 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use crate::identity::{FirstContactSecret, OwnerKey};
+use crate::identity::{FirstContactSecret, OwnerKey, PublicKey};
+use crate::recovery::{RecoveryKey, RecoveryRecipient};
 
 /// Ours have about a hundred bytes.
 const MAX_KEY_FILE_SIZE: u64 = 4096;
+
+/// The usual name of the owner key's file.
+pub const KEY_FILE: &str = "owner-key.pem";
+/// The usual name of the first-contact secret's file.
+pub const SECRET_FILE: &str = "first-contact-secret";
+/// The usual name of the recovery key's file.
+pub const RECOVERY_KEY_FILE: &str = "recovery-key";
+
+/// The first bytes of a key in PEM.
+const PEM: &str = "-----BEGIN";
 
 /// A file of the owner cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +39,19 @@ pub enum OwnerFileError {
     Exists {
         /// The file's path.
         path: PathBuf,
+    },
+    /// The folder has some of the files.
+    #[error(
+        "{folder} has {}, but not {}; not overwriting keys that may be in use",
+        exist.join(" and "), missing.join(" or ")
+    )]
+    Incomplete {
+        /// The folder's path.
+        folder: PathBuf,
+        /// The names of the files that exist.
+        exist: Vec<&'static str>,
+        /// The names of those that do not.
+        missing: Vec<&'static str>,
     },
     /// The file cannot be written.
     #[error("cannot write {path}")]
@@ -61,6 +87,68 @@ pub enum OwnerFileError {
     },
 }
 
+/// The keys and the secret of an owner.
+#[derive(Clone, Debug)]
+pub struct OwnerFiles {
+    /// The owner key.
+    pub key: OwnerKey,
+    /// The first-contact secret.
+    pub secret: FirstContactSecret,
+    /// The recovery key.
+    pub recovery: RecoveryKey,
+}
+
+impl OwnerFiles {
+    /// Generates all of them, and writes them to new files with the usual names in this folder.
+    ///
+    /// # Errors
+    /// If one of the files exists: then none is written. Or if one cannot be written.
+    pub fn create(folder: &Path) -> Result<Self, OwnerFileError> {
+        let all = [KEY_FILE, SECRET_FILE, RECOVERY_KEY_FILE];
+        let (exist, missing): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|name| folder.join(name).symlink_metadata().is_ok());
+        if !exist.is_empty() && !missing.is_empty() {
+            return Err(OwnerFileError::Incomplete {
+                folder: folder.to_owned(),
+                exist,
+                missing,
+            });
+        }
+        Ok(Self {
+            key: create_key(&folder.join(KEY_FILE))?,
+            secret: create_first_contact_secret(&folder.join(SECRET_FILE))?,
+            recovery: create_recovery_key(&folder.join(RECOVERY_KEY_FILE))?,
+        })
+    }
+}
+
+/// The public half of one of the owner's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublicHalf {
+    /// Of an owner key.
+    Owner(PublicKey),
+    /// Of a recovery key.
+    Recovery(RecoveryRecipient),
+}
+
+impl fmt::Display for PublicHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owner(key) => key.fmt(f),
+            Self::Recovery(recipient) => recipient.fmt(f),
+        }
+    }
+}
+
+/// Reads an owner key or a recovery key, and returns its public half.
+pub fn read_public_half(path: &Path) -> Result<PublicHalf, OwnerFileError> {
+    if read(path)?.trim_start().starts_with(PEM) {
+        return Ok(PublicHalf::Owner(read_key(path)?.public()));
+    }
+    Ok(PublicHalf::Recovery(read_recovery_key(path)?.recipient()))
+}
+
 /// Generates an owner key and writes it to a new file.
 pub fn create_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
     let key = OwnerKey::generate();
@@ -79,23 +167,43 @@ pub fn read_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
 /// Generates a first-contact secret and writes it to a new file.
 pub fn create_first_contact_secret(path: &Path) -> Result<FirstContactSecret, OwnerFileError> {
     let secret = FirstContactSecret::generate();
-    let line = Zeroizing::new(format!(
-        "{}\n",
-        &*Zeroizing::new(hex::encode(secret.expose()))
-    ));
-    write_new(path, line.as_bytes())?;
+    write_line(path, secret.expose())?;
     Ok(secret)
 }
 
 /// Reads a first-contact secret.
 pub fn read_first_contact_secret(path: &Path) -> Result<FirstContactSecret, OwnerFileError> {
+    Ok(FirstContactSecret::from_bytes(*read_line(path)?))
+}
+
+/// Generates a recovery key and writes it to a new file.
+pub fn create_recovery_key(path: &Path) -> Result<RecoveryKey, OwnerFileError> {
+    let key = RecoveryKey::generate();
+    write_line(path, key.expose())?;
+    Ok(key)
+}
+
+/// Reads a recovery key.
+pub fn read_recovery_key(path: &Path) -> Result<RecoveryKey, OwnerFileError> {
+    Ok(RecoveryKey::from_bytes(*read_line(path)?))
+}
+
+/// Writes 32 secret bytes to a new file, as a line of hexadecimal digits.
+fn write_line(path: &Path, secret: &[u8; 32]) -> Result<(), OwnerFileError> {
+    let digits = Zeroizing::new(hex::encode(secret));
+    let line = Zeroizing::new(format!("{}\n", &*digits));
+    write_new(path, line.as_bytes())
+}
+
+/// Reads what [`write_line`] has written.
+fn read_line(path: &Path) -> Result<Zeroizing<[u8; 32]>, OwnerFileError> {
     let text = read(path)?;
     let mut bytes = Zeroizing::new([0; 32]);
     hex::decode_to_slice(text.trim(), &mut bytes[..]).map_err(|_| OwnerFileError::Content {
         path: path.to_owned(),
         wanted: "64 hexadecimal digits",
     })?;
-    Ok(FirstContactSecret::from_bytes(*bytes))
+    Ok(bytes)
 }
 
 /// Writes a file that must not exist yet, completely or not at all.
@@ -163,6 +271,52 @@ mod tests {
         assert_eq!(read_first_contact_secret(&path).expect("read"), secret);
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+
+        let path = folder.path().join("recovery-key");
+        let key = create_recovery_key(&path).expect("made");
+        let read = read_recovery_key(&path).expect("read");
+        assert_eq!(read.recipient(), key.recipient());
+        let text = fs::read_to_string(&path).expect("text");
+        assert_eq!(text, format!("{}\n", hex::encode(key.expose())));
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn both_kinds_of_keys_have_a_public_half() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = OwnerFiles::create(folder.path()).expect("made");
+        let half = |name| read_public_half(&folder.path().join(name)).expect("read");
+        assert_eq!(half(KEY_FILE), PublicHalf::Owner(files.key.public()));
+        assert_eq!(
+            half(RECOVERY_KEY_FILE),
+            PublicHalf::Recovery(files.recovery.recipient())
+        );
+    }
+
+    #[test]
+    fn a_part_of_the_files_is_not_completed_by_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        OwnerFiles::create(folder.path()).expect("made");
+        let error = OwnerFiles::create(folder.path()).expect_err("all exist");
+        assert!(matches!(error, OwnerFileError::Exists { .. }), "{error}");
+
+        fs::remove_file(folder.path().join(RECOVERY_KEY_FILE)).expect("removed");
+        let error = OwnerFiles::create(folder.path()).expect_err("two exist");
+        let text = error.to_string();
+        assert!(
+            text.contains("has owner-key.pem and first-contact-secret, but not recovery-key"),
+            "{text}"
+        );
+        fs::remove_file(folder.path().join(KEY_FILE)).expect("removed");
+        let error = OwnerFiles::create(folder.path()).expect_err("one exists");
+        let text = error.to_string();
+        assert!(
+            text.contains("has first-contact-secret, but not owner-key.pem or recovery-key"),
+            "{text}"
+        );
+        let names = fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(names, 1, "nothing was written");
     }
 
     #[test]
@@ -202,6 +356,10 @@ mod tests {
             assert!(!error.to_string().contains("a5a5"), "{error}");
             let error = read_first_contact_secret(&path).expect_err("no secret");
             assert!(matches!(error, OwnerFileError::Content { .. }), "{error}");
+            let error = read_recovery_key(&path).expect_err("no key");
+            assert!(matches!(error, OwnerFileError::Content { .. }), "{error}");
+            let error = read_public_half(&path).expect_err("neither");
+            assert!(!error.to_string().contains("a5a5"), "{error}");
         }
     }
 }

@@ -45,7 +45,8 @@ macro_rules! redacted_debug {
 }
 
 redacted_debug!(ClusterBootstrap {
-    shown: owner_public_key, recovery_recipient, initial_cluster_configuration, initial_roles, labels;
+    shown: owner_public_key, recovery_recipient, initial_cluster_configuration, initial_roles, labels,
+        accept_loss;
     secret: first_contact_secret
 });
 
@@ -57,7 +58,7 @@ redacted_debug!(ClusterRegister {
 redacted_debug!(SealedConfiguration {
     shown: version, phase, enrolment_id, storage_security, tpm_usage, cluster_id, node_id,
         cluster_ca, owner_public_key, cold_start_policy, key_epoch, founding, network_config,
-        registering;
+        registering, recovery;
     secret: node_unlock_key, join_key, node_key, cluster_unlock_key
 });
 
@@ -118,7 +119,7 @@ redacted_debug!(CommitNodeRequest {
 });
 
 redacted_debug!(Admitted {
-    shown: directory;
+    shown: directory, cold_start_policy, recovery_recipient;
     secret: cluster_unlock_key
 });
 

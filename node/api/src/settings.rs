@@ -7,7 +7,9 @@
 //! compares both.
 //!
 //! A setting without a value has its default. A record of a release that did not know a setting is
-//! therefore complete, and an empty value resets a setting.
+//! therefore complete, and an empty value resets a setting. The exception is a setting whose default
+//! the first node decides when it creates the cluster: the parameters need not name a value, but the
+//! configuration of a cluster always has one, and an empty value is an error.
 //!
 //! The rows are code, not options in the proto file: validation is code in any case, and the
 //! compiler checks that a row refers to a field of the right type. Access by descriptors would need
@@ -89,7 +91,8 @@ pub fn find(field: &str, path: &str) -> Result<&'static Setting, SettingError> {
     })
 }
 
-/// Checks all settings, and gives those without a value their defaults.
+/// Checks all settings of the parameters of a new cluster, and gives those without a value their
+/// defaults.
 pub fn complete(configuration: ClusterConfiguration) -> Result<ClusterConfiguration, SettingError> {
     for setting in SETTINGS {
         setting.check(&configuration)?;
@@ -114,14 +117,30 @@ impl Setting {
         self.kind.value(&mut configuration)
     }
 
-    /// The default.
-    pub fn default_value(&self) -> Value {
-        self.value(&ClusterConfiguration::default())
+    /// The default; `None` if the first node decides when it creates the cluster.
+    pub fn default_value(&self) -> Option<Value> {
+        let mut unset = ClusterConfiguration::default();
+        match self.kind.missing(&mut unset) {
+            Some(_) => None,
+            None => Some(self.value(&unset)),
+        }
     }
 
-    /// Checks the value in this configuration. It need not have one.
+    /// Checks the value in the parameters of a new cluster. They need not have one.
     pub fn check(&self, configuration: &ClusterConfiguration) -> Result<(), SettingError> {
         self.kind.check(self.path, &mut configuration.clone())
+    }
+
+    /// Checks the value for a cluster that exists. If there is none, the setting must have a default.
+    pub fn check_definite(&self, configuration: &ClusterConfiguration) -> Result<(), SettingError> {
+        match self.kind.missing(&mut configuration.clone()) {
+            Some(expected) => Err(SettingError {
+                field: self.path.to_owned(),
+                expected,
+                found: "no value, and this setting has no default".to_owned(),
+            }),
+            None => self.check(configuration),
+        }
     }
 
     /// Sets the value that an operator writes as this text. An empty text resets the setting to its
@@ -132,7 +151,7 @@ impl Setting {
         text: &str,
     ) -> Result<(), SettingError> {
         self.kind.assign(self.path, configuration, text.trim())?;
-        self.check(configuration)?;
+        self.check_definite(configuration)?;
         self.kind.fill(configuration);
         Ok(())
     }

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex};
 use hearth_agent::addresses::{self, AddressBook};
 use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush};
 use hearth_api::names::{
-    EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, WATCH_SILENCE,
+    EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, PORT_UNLOCK,
+    WATCH_SILENCE,
 };
 use hearth_api::tls;
 use hearth_base::event::{self, Value};
@@ -23,7 +24,7 @@ use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_enrolment::asking::CuratorCaller;
 use hearth_enrolment::sealed::SealedStore;
-use hearth_enrolment::{driver, rejoin};
+use hearth_enrolment::{driver, rejoin, unlocking};
 use hearth_host::cluster_state::{self, ClusterState};
 use hearth_host::console::report;
 use hearth_host::directory::DirectoryStore;
@@ -95,7 +96,10 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
     let (status_writer, _) = event::value();
+    let (waiting_writer, waiting) = event::value();
+    let (owners_key_writer, owners_key) = event::value();
     let (refusals_writer, refusals) = event::value();
+    let (unlock_settings_writer, unlock_settings) = event::value();
     let (disowned_writer, disowned) = event::value();
     let (enrolment_phase_writer, enrolment_phase) = event::value();
     let (connectivity_writer, connectivity) = event::value();
@@ -169,6 +173,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             connection: connection.clone(),
             acknowledged: acknowledged_writer,
             refusals: refusals_writer,
+            unlock_settings: unlock_settings_writer,
         }),
         hosts: Arc::new(hosts::Worker {
             root: root.clone(),
@@ -257,19 +262,30 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         at_most_every: rejoin::Parts::AT_MOST_EVERY,
         member: member.clone(),
         refusals,
+        unlock_settings,
         disowned: disowned_writer,
     });
     let data = DataPartition::new(System::new(esp::find), root.data.clone());
+    let data = Arc::new(Mutex::new(data));
+    let unlocking = Arc::new(unlocking::Worker {
+        listen: any(PORT_UNLOCK),
+        data: data.clone(),
+        saved_directory: saved_directory.clone(),
+        waiting,
+        owners_key: owners_key_writer,
+    });
     let enrolment = Arc::new(driver::Parts {
         parameters,
         root,
         sealed,
         saved_directory,
         asker,
-        data: Arc::new(Mutex::new(data)),
+        data,
         lifetime: pki::Lifetime::since_build(image.build_time),
         can_run_kubernetes,
         report: Arc::new(report),
+        waiting: waiting_writer,
+        owners_key,
         address,
         founded,
         bootstrap: bootstrap_writer,
@@ -280,6 +296,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     ctx.run_worker("state", &state, cluster_state::run)?;
     ctx.run_worker("role", &roles, serve_roles)?;
     ctx.run_worker("rejoin", &rejoin, rejoin::run)?;
+    ctx.run_worker("unlock", &unlocking, unlocking::run)?;
     ctx.run_worker("enrolment", &enrolment, driver::run)?;
     Ok(member)
 }

@@ -20,6 +20,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("network", "core/src/network.rs", "Network"),
     ("state", "host/src/cluster_state.rs", "Worker"),
     ("enrolment", "enrolment/src/driver.rs", "Parts"),
+    ("unlock", "enrolment/src/unlocking.rs", "Worker"),
     ("rejoin", "enrolment/src/rejoin.rs", "Parts"),
     ("controlplane", "core/src/controlplane/mod.rs", "Worker"),
     ("rolefetch", "agent/src/rolefetch.rs", "Worker"),

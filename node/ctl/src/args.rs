@@ -63,7 +63,7 @@ pub(crate) enum Command {
     /// Get access to Kubernetes
     #[command(subcommand)]
     Kubernetes(Kubernetes),
-    /// Create owner keys and first-contact secrets
+    /// Create the keys and the secret of an owner
     #[command(subcommand)]
     Owner(Owner),
     /// Manage contexts
@@ -348,17 +348,24 @@ pub(crate) enum Severity {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Owner {
-    /// Create an owner key and a first-contact secret
+    /// Create an owner key, a first-contact secret and a recovery key
     ///
-    /// Writes owner-key.pem and first-contact-secret, and prints the public
-    /// key. Existing files are not overwritten.
+    /// Writes owner-key.pem, first-contact-secret and recovery-key. Prints what
+    /// the bootstrap parameters need of the keys: on the first line the public
+    /// key of the owner, on the second one the recovery recipient, which is the
+    /// public key of the recovery key. Existing files are not overwritten.
     Init {
-        /// Existing directory for both files
+        /// Existing directory for the files
         folder: PathBuf,
+        /// Create only the recovery key, beside the files of an earlier version,
+        /// and print only the recovery recipient
+        #[arg(long)]
+        recovery_key_only: bool,
     },
-    /// Print the public key of an owner key
+    /// Print the public key of an owner key or of a recovery key
     PublicKey {
-        /// Private key file (PKCS #8, PEM)
+        /// Owner key file (PKCS #8, PEM), or recovery key file (64 hexadecimal
+        /// digits)
         file: PathBuf,
     },
 }
@@ -422,6 +429,14 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
+/// The same, or 0.
+fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" => Ok(Duration::ZERO),
+        text => duration(text),
+    }
+}
+
 /// Parses KEY=VALUE. Which keys and values are valid is checked later, by the rules of the API.
 fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -452,6 +467,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn only_a_wait_may_have_no_duration() {
+        assert_eq!(duration_or_zero("0"), Ok(Duration::ZERO));
+        assert_eq!(duration_or_zero("2m"), Ok(Duration::from_secs(120)));
+        assert!(duration_or_zero("0s").is_err());
     }
 
     #[test]

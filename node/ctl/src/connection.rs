@@ -69,6 +69,15 @@ pub(crate) fn open_session(global: &Global, session: &Session) -> Result<Channel
     session.channel(global, endpoints, ExpectedServer::AnyNode)
 }
 
+/// Opens a channel to these curators of the cluster.
+pub(crate) fn open_at(
+    global: &Global,
+    session: &Session,
+    curators: Vec<Endpoint>,
+) -> Result<Channel, Failure> {
+    session.channel(global, curators, ExpectedServer::AnyNode)
+}
+
 /// Opens a channel to the management service of node `id`, whose certificate is verified. It
 /// connects to the endpoint `given`, or to `address`, which the cluster knows, through the routes
 /// of the context.

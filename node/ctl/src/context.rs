@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use hearth_api::client::Endpoint;
-use hearth_api::identity::{ClusterId, SigningKey, UserCredentials};
+use hearth_api::client::{Endpoint, EndpointError};
+use hearth_api::identity::{ClusterId, IdentityError, SigningKey, UserCredentials};
 use hearth_api::owner;
 use hearth_api::tls::CertificateDer;
 use serde::{Deserialize, Serialize};
@@ -240,6 +240,22 @@ impl Context {
 }
 
 impl Context {
+    /// The parsed ID of the cluster.
+    pub(crate) fn cluster(&self) -> Result<ClusterId, Failure> {
+        let id = self.cluster_id.parse();
+        id.map_err(|error: IdentityError| {
+            Failure::new(Kind::Local, "read the contexts").because(error)
+        })
+    }
+
+    /// The parsed address mappings.
+    pub(crate) fn parsed_routes(&self) -> Result<BTreeMap<Endpoint, Endpoint>, Failure> {
+        let routes = self.routes.iter();
+        let parse = |(from, via): (&String, &String)| Ok((from.parse()?, via.parse()?));
+        let parsed: Result<_, EndpointError> = routes.map(parse).collect();
+        parsed.map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error))
+    }
+
     /// Applies the routes: the address to connect to instead of `address`.
     pub(crate) fn reach(&self, address: Endpoint) -> Result<Endpoint, Failure> {
         match self.routes.get(&address.to_string()) {

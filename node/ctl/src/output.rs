@@ -13,11 +13,13 @@ use serde::Serialize;
 mod consensus;
 mod log;
 mod settings;
+mod unlocking;
 
 pub(crate) use consensus::Consensus;
 pub(crate) use log::{LogLine, rfc3339};
 use settings::Configuration;
 pub(crate) use settings::Settings;
+pub(crate) use unlocking::{Answers, Unlocking};
 
 use crate::context::to_pem;
 pub(crate) use crate::table::printable as safe;

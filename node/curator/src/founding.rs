@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use hearth_api::identity::{ClusterId, NodeCredentials};
 use hearth_api::private::{StoredAuthority, StoredCluster, StoredNode};
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, NamespacedClient};
@@ -82,11 +83,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         configuration: Some(data.seed.configuration.clone()),
         owner_public_key: data.seed.owner.as_bytes().to_vec(),
         first_contact_secret: data.seed.first_contact_secret.expose().to_vec(),
-        recovery_recipient: data
-            .seed
-            .recovery_recipient
-            .map(Vec::from)
-            .unwrap_or_default(),
+        recovery_recipient: RecoveryRecipient::to_field(data.seed.recovery_recipient),
     };
     let mut node = StoredNode {
         version: state::VERSION,
@@ -180,7 +177,7 @@ mod tests {
             seed: ClusterSeed {
                 owner: SigningKey::from_seed([0x66; 32]).public(),
                 first_contact_secret: FirstContactSecret::from_bytes([0x77; 32]),
-                recovery_recipient: Some([0x99; 32]),
+                recovery_recipient: RecoveryRecipient::from_field(&[0x99; 32]).unwrap(),
                 configuration: ClusterConfiguration {
                     cluster_domain: "example.internal".into(),
                     tpm_mode: TpmMode::BestEffort.into(),

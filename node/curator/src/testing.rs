@@ -12,13 +12,14 @@ use hearth_api::identity::{
     SigningKey, UserCredentials, UserName,
 };
 use hearth_api::private::{StoredAuthority, StoredNode};
+use hearth_api::recovery::RecoveryKey;
 use hearth_api::testing::insecure_client_config;
 use hearth_api::tls::{self, Clock, ExpectedServer, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
-    NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+    ClusterConfiguration, ColdStartPolicy, GetNodesRequest, HeartbeatRequest, HeartbeatResponse,
+    Label, Node, NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
     UpdateNodeStatusRequest, node_roles,
 };
 use hearth_base::event;
@@ -68,9 +69,10 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
         seed: ClusterSeed {
             owner: owner.public(),
             first_contact_secret: FirstContactSecret::generate(),
-            recovery_recipient: None,
+            recovery_recipient: Some(RecoveryKey::from_bytes([7; 32]).recipient()),
             configuration: ClusterConfiguration {
                 cluster_domain: "cluster.internal".into(),
+                cold_start_policy: ColdStartPolicy::None.into(),
                 ..Default::default()
             },
             labels: vec![Label {

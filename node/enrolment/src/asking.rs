@@ -21,6 +21,7 @@ use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject,
 };
 use hearth_api::proofs::{self, ProofError};
+use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
@@ -125,6 +126,8 @@ pub enum Joined {
         key: ClusterUnlockKey,
         /// Addresses of curators, if any are named.
         directory: Option<Arc<ClusterDirectory>>,
+        /// The cluster's present settings; `None` if the curator has not told them.
+        settings: Option<UnlockSettings>,
     },
     /// The node was removed; the CA's order is verified.
     Removed,
@@ -216,6 +219,8 @@ impl CuratorCaller {
                 key: admitted.cluster_unlock_key[..]
                     .try_into()
                     .map_err(|error| AskError::answer(CALL, "cluster_unlock_key", error))?,
+                settings: unlock_settings(&admitted)
+                    .map_err(|(field, why)| AskError::answer(CALL, field, why))?,
                 directory: named(admitted.directory),
             }),
             Some(join_node_response::Answer::Disowned(order)) => {
@@ -296,7 +301,10 @@ impl CuratorCaller {
                 Some(key.map_err(|error| wrong("owner_public_key", error))?)
             }
         };
+        let recipient = recipient(&response.recovery_recipient)?;
+        let recovery = registering.recovery(entering.answer(), recipient);
         Ok(Committed {
+            recovery,
             credentials: Arc::new(NodeCredentials {
                 key: registering.node_key.clone(),
                 certificate,
@@ -315,6 +323,25 @@ type Wrong = (&'static str, String);
 
 fn wrong(field: &'static str, why: impl ToString) -> Wrong {
     (field, why.to_string())
+}
+
+/// The cluster's recovery recipient, if it has one.
+fn recipient(bytes: &[u8]) -> Result<Option<RecoveryRecipient>, Wrong> {
+    RecoveryRecipient::from_field(bytes).map_err(|error| wrong("recovery_recipient", error))
+}
+
+/// A curator of a release before the settings could change does not tell them.
+fn unlock_settings(
+    admitted: &join_node_response::Admitted,
+) -> Result<Option<UnlockSettings>, Wrong> {
+    match ColdStartPolicy::try_from(admitted.cold_start_policy) {
+        Err(_) => Err(wrong("cold_start_policy", "unknown value")),
+        Ok(ColdStartPolicy::Unspecified) => Ok(None),
+        Ok(cold_start_policy) => Ok(Some(UnlockSettings {
+            cold_start_policy,
+            recovery_recipient: recipient(&admitted.recovery_recipient)?,
+        })),
+    }
 }
 
 /// The directory, if it has at least one address.

@@ -14,7 +14,7 @@ use hearth_api::console::{Milestone, Report};
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
 };
-use hearth_api::v1::ClusterDirectory;
+use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
@@ -37,6 +37,7 @@ use super::machine::{
 use super::sealed::{
     Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedStore,
 };
+use super::unlocking::{OwnersKey, Waiting};
 use super::{EnrolmentId, disowning};
 
 /// Delay before a retry for which an operator has to act first.
@@ -67,6 +68,10 @@ pub struct Parts<M, A> {
     pub can_run_kubernetes: bool,
     /// Prints on the console.
     pub report: Reporter,
+    /// Written: the member that waits for its key.
+    pub waiting: event::Writer<Waiting>,
+    /// Read: the key from the owner, for that member.
+    pub owners_key: event::Value<OwnersKey>,
     /// Read: set once the node has an IP address.
     pub address: event::Value<A>,
     /// Read: the result of a bootstrap, from the control plane.
@@ -110,6 +115,7 @@ where
                 Action::BackOff(turn, pace) => {
                     tokio::select! {
                         () = tokio::time::sleep(retries.delay(pace)) => {}
+                        _ = parts.key_of_owner(), if parts.is_waiting() => {}
                         () = ctx.cancelled() => return Ok(()),
                     }
                     event = Some(Event::RetryDue(turn));
@@ -286,6 +292,16 @@ where
                 "tpm_mode: expected a TPM that can seal this node's keys, as the mode is REQUIRED, found none".into(),
             )
         })?;
+        let mut seed = bootstrap.seed.clone();
+        let cold_start_policy = parameters::cold_start_policy(
+            seed.configuration.cold_start_policy(),
+            bootstrap.storage_security,
+            tpm_usage,
+            seed.recovery_recipient.is_some(),
+            bootstrap.accept_loss,
+        )
+        .map_err(refuse)?;
+        seed.configuration.set_cold_start_policy(cold_start_policy);
         let node_key = NodeKey::generate();
         let identity = Identity {
             enrolment_id: EnrolmentId::generate(),
@@ -295,10 +311,12 @@ where
             join_key: JoinKey::generate(),
             storage_security: bootstrap.storage_security,
             tpm_usage,
-            cold_start_policy: bootstrap.cold_start_policy,
+            cold_start_policy,
             key_epoch: 0,
             network: parameters.network.clone(),
         };
+        let cluster_unlock_key = ClusterUnlockKey::generate();
+        let recovery = identity.recovery(seed.recovery_recipient, &cluster_unlock_key);
         tracing::info!(
             node = %identity.node_id,
             cluster = %identity.cluster_id,
@@ -308,9 +326,10 @@ where
         Ok(Founding {
             identity,
             node_key,
-            cluster_unlock_key: ClusterUnlockKey::generate(),
+            recovery,
+            cluster_unlock_key,
             cluster_ca: None,
-            seed: bootstrap.seed.clone(),
+            seed,
             roles: bootstrap.roles(self.can_run_kubernetes),
         })
     }
@@ -432,9 +451,38 @@ where
         .await?
     }
 
-    /// Gets the unlock key. Any node of the cluster may pretend to be a curator, where a directory does not say who they
-    /// are. So a key that does not open the data partition is not believed before each curator was asked alone.
-    async fn unlock(&self, member: &Member) -> Result<Done, Failure> {
+    /// Gets the unlock key, from the cluster or from the owner.
+    async fn unlock(&self, member: &Arc<Member>) -> Result<Done, Failure> {
+        self.waiting.set(Some(member.clone()));
+        let result = tokio::select! {
+            key = self.key_of_owner() => Ok(Done::Unlocked(key, None)),
+            answer = self.ask_for_key(member) => answer,
+        };
+        if matches!(result, Ok(_) | Err(Failure::Refuse(_))) {
+            self.waiting.set(None);
+        }
+        result.map_err(|failure| match failure {
+            Failure::Again(reason) => Failure::Again(without_curators(member, &reason)),
+            other => other,
+        })
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.waiting.value().get().flatten().is_some()
+    }
+
+    /// The key that the owner has given. Pending while there is none.
+    async fn key_of_owner(&self) -> ClusterUnlockKey {
+        match self.owners_key.watch().some().await {
+            Ok(key) => key,
+            Err(event::Closed) => std::future::pending().await,
+        }
+    }
+
+    /// Gets the unlock key from the cluster. Any node of the cluster may pretend to be a curator, where a directory does
+    /// not say who they are. So a key that does not open the data partition is not believed before each curator was asked
+    /// alone.
+    async fn ask_for_key(&self, member: &Member) -> Result<Done, Failure> {
         self.has_address().await?;
         let known = self.known_curators(member).await?;
         let answer = match self.asker.join(member, &known).await {
@@ -470,18 +518,15 @@ where
 
     /// What a curator has answered, unless it is a key that does not open the data partition.
     async fn accept(&self, member: &Member, answer: Joined) -> Result<Option<Done>, Failure> {
-        let Joined::Admitted { key, directory } = answer else {
+        let Joined::Admitted { key, directory, .. } = answer else {
             return Ok(Some(Done::Removed));
         };
-        let volume = member.identity.volume(Some(&key));
-        let secrets = volume.and_then(|volume| volume.secrets);
-        let data = self.data.clone();
-        let header = blocking(move || locked(&data).inspect()).await?;
-        let opens = match header.map_err(storage_failure)? {
-            HeaderState::Header(header) => header.is_authentic(secrets.as_ref()),
-            // Reported where it is mounted.
-            _ => true,
+        let Some(volume) = member.identity.volume(Some(&key)) else {
+            return Ok(None);
         };
+        let data = self.data.clone();
+        let opens = blocking(move || locked(&data).is_opened_by(&volume)).await?;
+        let opens = opens.map_err(storage_failure)?;
         Ok(opens.then_some(Done::Unlocked(key, directory)))
     }
 
@@ -610,6 +655,22 @@ fn new_registering(parameters: &Parameters, register: &Register) -> Registering 
         "generated the identity of a new node"
     );
     registering
+}
+
+/// Why a node whose curators do not answer waits, and who can help it.
+fn without_curators(member: &Member, reason: &str) -> String {
+    let policy = member.identity.cold_start_policy;
+    match member.owner_unlocks() {
+        Some(_) => {
+            format!("{reason}. If the cluster is not running, unlock it: hearthctl cluster unlock")
+        }
+        None if policy == ColdStartPolicy::None => format!(
+            "{reason}. Only the running cluster can unlock this node: its cold-start policy is NONE"
+        ),
+        None => format!(
+            "{reason}. Only the running cluster can unlock this node: it has no recovery recipient"
+        ),
+    }
 }
 
 /// Whether a curator has answered, so that asking again is useless until an operator has acted.

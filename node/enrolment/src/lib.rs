@@ -6,6 +6,7 @@
 //! | [`sealed`] | stores the sealed configuration on the ESP |
 //! | [`asking`] | calls the curators before the node has a certificate |
 //! | [`driver`] | executes the decisions, and retries |
+//! | [`unlocking`] | lets the owner unlock the node while no curator can |
 //! | [`disowning`] | wipes the keys of a node that was removed |
 //! | [`rejoin`] | checks whether a running member has been removed |
 //!
@@ -26,6 +27,7 @@ pub mod driver;
 pub mod machine;
 pub mod rejoin;
 pub mod sealed;
+pub mod unlocking;
 
 #[cfg(test)]
 mod registering_tests;

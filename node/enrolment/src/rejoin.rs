@@ -5,7 +5,11 @@
 //! signed by the cluster CA ends the membership. "Unknown node" wipes nothing: after a restore from
 //! a backup a cluster does not know its newer nodes.
 //!
-//! Reads `MemberData`, `Refusals` and the directory on the ESP. Writes `Disowned`, after the keys
+//! The answer tells who unlocks the node when no curator is running, and has the key that the node wraps or keeps for
+//! that. So JoinNode is also called when the curators have other settings than the sealed configuration
+//! (`UnlockSettingsDigest`), which is then saved anew.
+//!
+//! Reads `MemberData`, `Refusals`, `UnlockSettingsDigest` and the directory on the ESP. Writes `Disowned`, after the keys
 //! are wiped; the control plane then stops etcd and wipes the rest.
 
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use hearth_api::v1::ClusterDirectory;
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
 use hearth_host::directory::DirectoryStore;
-use hearth_host::handover::{Disowned, MemberData, Refusals};
+use hearth_host::handover::{Disowned, MemberData, Refusals, UnlockSettingsDigest};
 use hearth_host::layout::Root;
 
 use super::asking::{AskError, CuratorCaller, Joined};
@@ -46,6 +50,8 @@ pub struct Parts {
     pub member: event::Value<MemberData>,
     /// Read: how often curators have refused this node.
     pub refusals: event::Value<Refusals>,
+    /// Read: the cluster's settings for unlocking, as its curators have them.
+    pub unlock_settings: event::Value<UnlockSettingsDigest>,
     /// Written: after the keys are wiped.
     pub disowned: event::Writer<Disowned>,
 }
@@ -80,42 +86,67 @@ enum RejoinError {
     NoMember(&'static str),
 }
 
+/// What the cluster says about this node.
+enum Membership {
+    /// It was removed.
+    Removed,
+    /// It is a member, and what it records of the cluster's settings has changed.
+    Changed(Arc<Member>),
+    /// It is a member, as far as is known.
+    Same,
+}
+
 impl Parts {
     /// Returns once the node is removed and its keys are wiped.
     async fn until_removed(&self, ctx: &Context) -> Result<sealed::Disowned, Failure> {
         let handed_over = self.member.watch().next().await?;
         ctx.healthy();
-        let member = match self.load().await? {
+        let mut member = match self.load().await? {
             // An earlier run was interrupted.
             Sealed::Disowned(disowned) => return self.disown(disowned).await,
             Sealed::Member(member) => member,
             other => return Err(RejoinError::NoMember(other.phase()).into()),
         };
         let mut refusals = self.refusals.watch();
+        let mut settings = self.unlock_settings.watch();
         loop {
+            let told = self.unlock_settings.get();
             let seen = self.refusals.get().unwrap_or_default();
-            if self.is_removed(&member, &handed_over.directory).await {
-                return self.disown(member.into_disowned()).await;
+            match self.membership(&member, &handed_over.directory).await {
+                Membership::Removed => return self.disown(member.into_disowned()).await,
+                Membership::Changed(changed) => member = self.record(changed).await?,
+                Membership::Same => {}
             }
             tokio::time::sleep(self.at_most_every).await;
-            refusals.wait_for(|refusals| *refusals > seen).await?;
+            let differs = |digest: &UnlockSettingsDigest| {
+                // Not again, if the answer to the same digest has changed nothing.
+                told != Some(*digest) && member.unlock_settings().digest() != *digest
+            };
+            tokio::select! {
+                more = refusals.wait_for(|refusals| *refusals > seen) => { more?; }
+                other = settings.wait_for(differs) => { other?; }
+            }
         }
     }
 
     /// Asks until a curator answers.
-    async fn is_removed(&self, member: &Member, handed_over: &ClusterDirectory) -> bool {
+    async fn membership(&self, member: &Member, handed_over: &ClusterDirectory) -> Membership {
         let backoff = Backoff::default();
         let mut failures = 0;
         loop {
             match self.ask(member, handed_over).await {
-                Ok(Joined::Admitted { .. }) => {
+                Ok(Joined::Admitted { key, settings, .. }) => {
                     tracing::info!("the cluster confirmed this node's membership");
-                    return false;
+                    let changed = settings.and_then(|settings| member.under(&settings, &key));
+                    return match changed {
+                        Some(changed) => Membership::Changed(Arc::new(changed)),
+                        None => Membership::Same,
+                    };
                 }
-                Ok(Joined::Removed) => return true,
+                Ok(Joined::Removed) => return Membership::Removed,
                 Err(error) if is_final(&error) => {
                     tracing::warn!("membership is unconfirmed; not wiping: {}", chain(error));
-                    return false;
+                    return Membership::Same;
                 }
                 Err(error) => tracing::debug!("{}", chain(error)),
             }
@@ -136,6 +167,19 @@ impl Parts {
             known.nodes.splice(0..0, saved.nodes);
         }
         self.asker.join(member, &known).await
+    }
+
+    /// Saves the settings of the cluster that have changed.
+    async fn record(&self, member: Arc<Member>) -> Result<Arc<Member>, Failure> {
+        let (store, sealed) = (self.sealed.clone(), Sealed::Member(member.clone()));
+        tokio::task::spawn_blocking(move || store.save(&sealed)).await??;
+        let settings = member.unlock_settings();
+        tracing::info!(
+            recovery_recipient = ?settings.recovery_recipient,
+            "recorded the cold-start policy {}",
+            settings.cold_start_policy.as_str_name()
+        );
+        Ok(member)
     }
 
     async fn load(&self) -> Result<Sealed, Failure> {

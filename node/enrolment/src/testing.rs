@@ -36,6 +36,7 @@ pub(crate) fn founding(enrolment: u8, storage_security: StorageSecurity) -> Arc<
         },
         node_key: NodeKey::from_seed([0xb3; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
+        recovery: None,
         cluster_ca: None,
         roles: NodeRoles::default(),
         seed: ClusterSeed {
@@ -95,8 +96,10 @@ pub(crate) fn bootstrap_message(policy: StorageSecurityPolicy, wipe: Option<u8>)
             ClusterBootstrap {
                 owner_public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
                 first_contact_secret: vec![2; 32],
+                accept_loss: true,
                 initial_cluster_configuration: Some(ClusterConfiguration {
                     storage_security_policy: policy.into(),
+                    cold_start_policy: ColdStartPolicy::None.into(),
                     ..ClusterConfiguration::default()
                 }),
                 ..ClusterBootstrap::default()

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, NodeKey, PublicKey,
 };
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{
     ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
@@ -23,9 +24,11 @@ pub struct ClusterSeed {
     pub owner: PublicKey,
     /// Proves the cluster's CA to the owner at the first contact.
     pub first_contact_secret: FirstContactSecret,
-    /// X25519 public key; set only with cold-start policy OWNER.
-    pub recovery_recipient: Option<[u8; 32]>,
-    /// The cluster configuration, with all defaults filled in.
+    /// To which the nodes wrap their cluster unlock keys; needed for cold-start policy OWNER.
+    pub recovery_recipient: Option<RecoveryRecipient>,
+    /// The cluster configuration, with all defaults filled in. In the parameters the cold-start
+    /// policy may be unspecified; enrolment then decides it, see
+    /// [`cold_start_policy`](crate::parameters::cold_start_policy).
     pub configuration: ClusterConfiguration,
     /// The labels of the first node.
     pub labels: Vec<Label>,
@@ -84,6 +87,11 @@ pub struct Disowned;
 /// How many times curators have refused this node's certificate: written by the heartbeat worker,
 /// read by enrolment, which then asks them with the join key whether the node is still a member.
 pub type Refusals = u64;
+
+/// The digest of the cluster's unlock settings as its curators know them
+/// ([`UnlockSettings::digest`](hearth_api::recovery::UnlockSettings::digest)): written by the
+/// heartbeat worker, read by enrolment, which asks for the settings if the node has recorded others.
+pub type UnlockSettingsDigest = u64;
 
 /// Whether pods may exist on this node: written by the Kubernetes worker, true from before it
 /// starts the first pod until after the last one is removed; read by the mesh, which gives pods

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hearth_api::operator::OwnershipError;
 use hearth_api::owner::OwnerFileError;
+use hearth_api::unlock::MixedClusters;
 use hearth_qemu::accel::AccelError;
 use hearth_qemu::cluster::{AttachError, ClusterError};
 use hearth_qemu::disk::DiskError;
@@ -158,6 +159,9 @@ pub enum LabError {
         /// The returned status.
         source: Box<Status>,
     },
+    /// The addresses of the machines lead to nodes of two clusters.
+    #[error(transparent)]
+    MixedClusters(Box<MixedClusters>),
     /// Taking ownership failed.
     #[error(transparent)]
     Ownership(Box<OwnershipError>),
@@ -250,6 +254,12 @@ impl From<ClusterError> for LabError {
 impl From<StartError> for LabError {
     fn from(error: StartError) -> LabError {
         LabError::Start(Box::new(error))
+    }
+}
+
+impl From<MixedClusters> for LabError {
+    fn from(error: MixedClusters) -> LabError {
+        LabError::MixedClusters(Box::new(error))
     }
 }
 

@@ -85,6 +85,16 @@ pub enum Event<'a> {
         /// Time since the first call.
         took: Duration,
     },
+    /// A node that waited for its owner was unlocked.
+    Unlocked {
+        /// Name of the machine, or the ID of a node whose machine is not known.
+        machine: &'a str,
+    },
+    /// The cluster waits until the user unlocks it.
+    OwnerNeeded {
+        /// What to run.
+        command: &'a str,
+    },
     /// A step towards the requested cluster was taken.
     Took(&'a Step),
     /// What is missing on a machine has changed.
@@ -192,6 +202,15 @@ impl fmt::Display for Event<'_> {
             Event::Answers { took } => {
                 let took = took.as_secs_f64();
                 write!(f, "  {:<10} {took:>6.2} s  HOME, healthy", "answers")
+            }
+            Event::Unlocked { machine } => {
+                write!(f, "  {machine}: unlocked with the recovery key")
+            }
+            Event::OwnerNeeded { command } => {
+                write!(
+                    f,
+                    "the cluster is locked and waits for its owner; run: {command}"
+                )
             }
             Event::Took(step) => write!(f, "  {step}"),
             Event::Lacks { machine, what } => write!(f, "  {machine}  … waiting for {what}"),

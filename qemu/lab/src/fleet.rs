@@ -232,15 +232,28 @@ impl Machines {
         self.nodes.iter().filter_map(forwarded).collect()
     }
 
-    /// The address of each node's own port in the machines' network, and the one on the host.
+    /// The addresses of the nodes' ports in the machines' network, and those on the host.
     pub fn routes(&self) -> Vec<(SocketAddrV4, SocketAddr)> {
-        let route = |node: &Node| {
+        let ports = [
+            names::PORT_CURATOR,
+            names::PORT_NODE_MANAGEMENT,
+            names::PORT_UNLOCK,
+        ];
+        let route = |node: &Node, port| {
             let address = self.cluster.address(&node.name)?;
-            let port = names::PORT_NODE_MANAGEMENT;
             let host = self.cluster.forwarded(&node.name, port)?;
             Some((SocketAddrV4::new(address, port), host))
         };
-        self.nodes.iter().filter_map(route).collect()
+        let nodes = self.nodes.iter();
+        nodes
+            .flat_map(|node| ports.into_iter().filter_map(move |port| route(node, port)))
+            .collect()
+    }
+
+    /// The addresses of all unlock ports on the host.
+    pub fn unlock_ports(&self) -> Vec<SocketAddr> {
+        let forwarded = |node: &Node| self.cluster.forwarded(&node.name, names::PORT_UNLOCK);
+        self.nodes.iter().filter_map(forwarded).collect()
     }
 
     /// Ends the display of all boots.

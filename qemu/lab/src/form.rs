@@ -4,6 +4,8 @@
 //! and the other nodes boot, two at a time: a boot under TCG needs a whole processor, so more of them at once would
 //! only delay each other. Nodes that are members already boot at once: they may need each other for a quorum.
 //!
+//! An encrypted cluster that was off as a whole is unlocked by its owner first ([`crate::unlock`]).
+//!
 //! [`crate::formation`] decides on the next steps, as pure functions. They are carried out here, while the consoles are
 //! read: there is one outstanding call to the cluster at a time, and its result leads to the next.
 
@@ -14,6 +16,7 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use hearth_api::operator::Operator;
 use hearth_api::v1;
+use tokio::time::Instant;
 
 use crate::events::Event;
 use crate::fleet::Machines;
@@ -21,6 +24,7 @@ use crate::formation::{Candidate, ReconcileResult, reconcile};
 use crate::hearthctl::{Owning, Progress};
 use crate::record::ClusterRecord;
 use crate::session::{Asker, Session};
+use crate::unlock::{ColdStart, Round};
 use crate::{LabError, Result};
 
 /// Between two reconciliations: no subscription covers both nodes and consensus.
@@ -42,15 +46,22 @@ enum Answer {
 /// The outstanding call to the cluster, at most one.
 type Questions = FuturesUnordered<BoxFuture<'static, Answer>>;
 
+/// The outstanding round of a cold start, at most one. A node that was unlocked may be HOME before there is a quorum, so
+/// it goes on beside the calls to the cluster.
+type Rounds = FuturesUnordered<BoxFuture<'static, (ColdStart, Result<Round>)>>;
+
 /// The progress of a formation.
 struct Forming {
     questions: Questions,
+    rounds: Rounds,
     /// Machines that are still to be started, in this order.
     others: VecDeque<usize>,
     /// Their parameters, once known.
     register: Option<Vec<u8>>,
     /// What was missing at the last reconciliation, by machine.
     missing: Vec<(String, String)>,
+    /// Whether the cluster waits for the user, who may take any time.
+    by_user: bool,
     complete: bool,
 }
 
@@ -64,11 +75,16 @@ impl Session<'_> {
         let others = (0..fleet.nodes.len()).filter(|index| !members.contains(index));
         let mut forming = Forming {
             questions: Questions::new(),
+            rounds: Rounds::new(),
             others: others.collect(),
             register: None,
             missing: Vec::new(),
+            by_user: false,
             complete: false,
         };
+        if let Some(start) = self.cold_start(fleet, record)? {
+            forming.rounds.push(start.round());
+        }
         for index in members {
             let parameters = match index {
                 0 => Some(self.parameters.clone()),
@@ -87,14 +103,26 @@ impl Session<'_> {
                 news = fleet.next() => {
                     let (index, news) = news?;
                     self.heard(fleet, record, index, news)?;
-                    if forming.questions.is_empty() && fleet.nodes.iter().any(|n| n.is_home()) {
-                        self.first_question(fleet, record, &mut forming);
-                    }
                 }
                 Some(answer) = forming.questions.next() => {
                     self.answered(fleet, record, &mut forming, answer)?;
                 }
-                () = &mut deadline => return Err(late(fleet, bound, &forming.missing)),
+                Some((start, round)) = forming.rounds.next() => {
+                    let next = self.unlocked(fleet, record, start, round).await?;
+                    let is_home = fleet.nodes.iter().any(|node| node.is_home());
+                    forming.by_user = self.no_unlock && next.is_none() && !is_home;
+                    forming.rounds.extend(next.map(ColdStart::round));
+                }
+                () = &mut deadline, if !forming.by_user => {
+                    return Err(late(fleet, bound, &forming.missing));
+                }
+            }
+            let is_idle = forming.questions.is_empty() && !forming.complete;
+            if is_idle && fleet.nodes.iter().any(|n| n.is_home()) {
+                if std::mem::take(&mut forming.by_user) {
+                    deadline.as_mut().reset(Instant::now() + bound);
+                }
+                self.first_question(fleet, record, &mut forming);
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! The owner's actions use hearthctl rather than calls of this process, so that every successful `run` also shows that
 //! hearthctl works.
 //!
-//! hearthctl also gets the host address of each node's own port, because the addresses that the cluster knows are those
+//! hearthctl also gets the host addresses of each node's ports, because the addresses that the cluster knows are those
 //! of an emulated network. Every run sets them again, since each has a network of its own with other ports. A machine
 //! that is started again later keeps its address and its ports: they belong to its slot in the network.
 
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use hearth_qemu::command::CommandLine;
 
-use crate::owner::{key_file, secret_file};
+use crate::error::shown;
+use crate::owner::{key_file, recovery_key_file, secret_file};
 use crate::tool::{self, ToolError};
 use crate::{LabError, Result};
 
@@ -64,6 +65,36 @@ impl Hearthctl {
         line.option("--first-contact-secret", secret_file(owner));
         line
     }
+
+    /// Sets the routes of the context of a run, which must exist.
+    ///
+    /// # Errors
+    /// If a call fails.
+    pub async fn set_routes(&self, routes: &[(SocketAddrV4, SocketAddr)]) -> Result<(), ToolError> {
+        for (address, host) in routes {
+            let mut line = self.call(["--context", CONTEXT, "context", "route"]);
+            line.arg(address.to_string()).arg(host.to_string());
+            tool::run(&line).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a user types to unlock the cluster with the owner's files in this folder. Without a context its unlock ports on
+/// this host are named.
+pub fn unlock_command(owner: &Path, ports: &[SocketAddr]) -> String {
+    let mut command = "cargo xtask ctl -- cluster unlock".to_owned();
+    for port in ports {
+        command.push_str(&format!(" --endpoint {port}"));
+    }
+    let files = [
+        ("--owner-key", key_file(owner)),
+        ("--recovery-key", recovery_key_file(owner)),
+    ];
+    for (option, file) in files {
+        command.push_str(&format!(" {option} {}", shown(&file).display()));
+    }
+    command
 }
 
 /// Whether a failed call should be repeated, by its exit code: 1 means that the server returned an error, 3 that it did
@@ -117,7 +148,7 @@ pub struct Owning {
     pub owner: PathBuf,
     /// The addresses of the curators on this host.
     pub curators: Vec<SocketAddr>,
-    /// The nodes' own ports: the address in the cluster's network, and the one on the host.
+    /// The nodes' ports: the address in the cluster's network, and the one on the host.
     pub routes: Vec<(SocketAddrV4, SocketAddr)>,
     /// Whether hearthctl has these routes.
     pub routed: bool,
@@ -177,12 +208,7 @@ impl Owning {
             tool::run(&take).await?;
         }
         if !self.routed {
-            for (address, host) in &self.routes {
-                let words = ["--context", CONTEXT, "context", "route"];
-                let mut tell = self.tool.call(words);
-                tell.arg(address.to_string()).arg(host.to_string());
-                tool::run(&tell).await?;
-            }
+            self.tool.set_routes(&self.routes).await?;
         }
         if owned {
             said = tool::run(&self.tool.call(["node", "list", "--output", "json"])).await?;
@@ -277,6 +303,20 @@ mod tests {
         // The curators' addresses are unchanged; those of the nodes may not be.
         drop(owner(curators.clone()).next().await);
         assert_eq!(said(), format!("{told}{list}"));
+    }
+
+    #[test]
+    fn the_command_names_what_the_context_does_not_know() {
+        let owner = Path::new("/state");
+        let files = "--owner-key /state/owner-key.pem --recovery-key /state/recovery-key";
+        assert_eq!(
+            unlock_command(owner, &[]),
+            format!("cargo xtask ctl -- cluster unlock {files}")
+        );
+        assert_eq!(
+            unlock_command(owner, &["127.0.0.1:1".parse().unwrap()]),
+            format!("cargo xtask ctl -- cluster unlock --endpoint 127.0.0.1:1 {files}")
+        );
     }
 
     async fn failed(script: &str) -> ToolError {

@@ -15,6 +15,7 @@
 //! | [`boot`] | a boot, followed on the console |
 //! | [`fleet`] | the machines of a run: started, read and ended together |
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
+//! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
 //! | [`measure`] | boots and formations, timed |
@@ -42,6 +43,7 @@ pub mod record;
 pub mod session;
 pub mod state;
 pub mod tool;
+pub mod unlock;
 pub mod watch;
 
 pub use hearth_api::operator::{ClusterStatus, Operator};

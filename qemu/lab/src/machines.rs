@@ -113,7 +113,11 @@ impl Blueprint {
 
     /// The network, with a slot for each node of the cluster.
     pub fn network(&self, record: &ClusterRecord) -> NetworkSpec {
-        let mut forwards = vec![names::PORT_CURATOR, names::PORT_NODE_MANAGEMENT];
+        let mut forwards = vec![
+            names::PORT_CURATOR,
+            names::PORT_NODE_MANAGEMENT,
+            names::PORT_UNLOCK,
+        ];
         if self.config.debug {
             forwards.push(names::PORT_DEBUG);
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use hearth_api::client::{Endpoint, Options};
 use hearth_api::identity::{FirstContactSecret, OwnerKey};
 use hearth_api::operator::{self, Operator, OwnershipError};
-use hearth_api::owner;
+use hearth_api::owner::{self, OwnerFiles};
+use hearth_api::recovery::RecoveryKey;
+use hearth_api::unlock::Keys;
 use hearth_api::v1::{self, StorageSecurityPolicy};
 
 use crate::{LabError, Result};
@@ -18,6 +20,8 @@ pub struct Owner {
     pub key: OwnerKey,
     /// The secret by which the cluster authenticates itself at first contact.
     pub secret: FirstContactSecret,
+    /// Opens the keys of encrypted nodes. Owners of earlier releases have none.
+    pub recovery: Option<RecoveryKey>,
 }
 
 impl Owner {
@@ -26,18 +30,21 @@ impl Owner {
         Owner {
             key: OwnerKey::generate(),
             secret: FirstContactSecret::generate(),
+            recovery: Some(RecoveryKey::generate()),
         }
     }
 
-    /// A new owner, whose files are in this folder: [`key_file`] and [`secret_file`].
+    /// A new owner, whose files are in this folder: [`key_file`], [`secret_file`] and [`recovery_key_file`].
     ///
     /// # Errors
     /// If the files cannot be created, or exist.
     pub fn create(folder: &Path) -> Result<Owner> {
-        let key = owner::create_key(&key_file(folder)).map_err(failed("create the owner key"))?;
-        let secret = owner::create_first_contact_secret(&secret_file(folder))
-            .map_err(failed("create the first-contact secret"))?;
-        Ok(Owner { key, secret })
+        let files = OwnerFiles::create(folder).map_err(failed("create the owner's files"))?;
+        Ok(Owner {
+            key: files.key,
+            secret: files.secret,
+            recovery: Some(files.recovery),
+        })
     }
 
     /// The owner whose files are in this folder.
@@ -48,12 +55,41 @@ impl Owner {
         let key = owner::read_key(&key_file(folder)).map_err(failed("read the owner key"))?;
         let secret = owner::read_first_contact_secret(&secret_file(folder))
             .map_err(failed("read the first-contact secret"))?;
-        Ok(Owner { key, secret })
+        let recovery = recovery_key_file(folder);
+        let recovery = match recovery.exists() {
+            true => {
+                Some(owner::read_recovery_key(&recovery).map_err(failed("read the recovery key"))?)
+            }
+            false => None,
+        };
+        Ok(Owner {
+            key,
+            secret,
+            recovery,
+        })
     }
 
-    /// The parameters by which the first node founds this owner's cluster.
+    /// The parameters by which the first node founds this owner's cluster. Its nodes can be unlocked with the recovery
+    /// key, unless nothing of them is encrypted.
     pub fn parameters(&self, configuration: v1::ClusterConfiguration) -> v1::NodeParameters {
-        operator::bootstrap_parameters(&self.key.public(), &self.secret, configuration)
+        let is_encrypted =
+            configuration.storage_security_policy() != StorageSecurityPolicy::NeedsInsecure;
+        let recovery = self.recovery.as_ref().filter(|_| is_encrypted);
+        let recipient = recovery.map(|key| key.recipient().as_bytes().to_vec());
+        let key = self.key.public();
+        v1::ClusterBootstrap {
+            recovery_recipient: recipient.unwrap_or_default(),
+            ..operator::cluster_bootstrap(&key, &self.secret, configuration)
+        }
+        .into()
+    }
+
+    /// The keys that unlock this owner's nodes.
+    pub fn keys(&self) -> Option<Keys> {
+        Some(Keys {
+            owner: self.key.clone(),
+            recovery: self.recovery.clone()?,
+        })
     }
 
     /// First contact with the first curator that answers, then a certificate for the owner key. `bound` applies to each
@@ -86,14 +122,47 @@ pub fn with_storage(policy: StorageSecurityPolicy) -> v1::ClusterConfiguration {
 
 /// Path of the owner key in an owner's folder.
 pub fn key_file(folder: &Path) -> PathBuf {
-    folder.join("owner-key.pem")
+    folder.join(owner::KEY_FILE)
 }
 
 /// Path of the first-contact secret in an owner's folder.
 pub fn secret_file(folder: &Path) -> PathBuf {
-    folder.join("first-contact-secret")
+    folder.join(owner::SECRET_FILE)
+}
+
+/// Path of the recovery key in an owner's folder.
+pub fn recovery_key_file(folder: &Path) -> PathBuf {
+    folder.join(owner::RECOVERY_KEY_FILE)
 }
 
 fn failed(step: &'static str) -> impl FnOnce(owner::OwnerFileError) -> LabError {
     move |source| LabError::OwnerFile { step, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::node_parameters::Cluster;
+
+    use super::*;
+
+    #[test]
+    fn what_is_encrypted_can_be_recovered() {
+        let folder = tempfile::tempdir().unwrap();
+        let owner = Owner::create(folder.path()).unwrap();
+        let recipient = |owner: &Owner, policy| match owner.parameters(with_storage(policy)).cluster
+        {
+            Some(Cluster::ClusterBootstrap(bootstrap)) => bootstrap.recovery_recipient,
+            other => panic!("{other:?}"),
+        };
+        let own = owner.recovery.as_ref().unwrap().recipient();
+        let encrypted = StorageSecurityPolicy::NeedsEncryption;
+        assert_eq!(recipient(&owner, encrypted), own.as_bytes());
+        assert!(recipient(&owner, StorageSecurityPolicy::NeedsInsecure).is_empty());
+
+        let again = Owner::load(folder.path()).unwrap();
+        assert_eq!(recipient(&again, encrypted), own.as_bytes());
+        std::fs::remove_file(recovery_key_file(folder.path())).unwrap();
+        let older = Owner::load(folder.path()).unwrap();
+        assert!(older.keys().is_none() && recipient(&older, encrypted).is_empty());
+    }
 }

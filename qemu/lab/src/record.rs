@@ -18,12 +18,13 @@ pub(crate) const OVER: &str = "start over with `cargo xtask run --fresh`";
 const DOMAIN: &str = "cluster.internal";
 
 /// How the data partition is protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
     /// Unencrypted: the next run can boot this cluster again.
     Insecure,
-    /// dm-crypt: a cluster that was HOME and is powered off cannot be booted again yet.
+    /// dm-crypt: the next run boots this cluster again, and unlocks it with the owner's recovery key.
+    #[default]
     Encrypted,
     /// dm-crypt, opened by each node's own TPM: the next run can boot this cluster again.
     Tpm,
@@ -46,9 +47,8 @@ impl Storage {
             Storage::Encrypted | Storage::Tpm => v1::StorageSecurityPolicy::NeedsEncryption,
         };
         let (tpm_mode, cold_start_policy) = match self {
-            Storage::Insecure | Storage::Encrypted => {
-                (v1::TpmMode::BestEffort, v1::ColdStartPolicy::None)
-            }
+            Storage::Insecure => (v1::TpmMode::BestEffort, v1::ColdStartPolicy::None),
+            Storage::Encrypted => (v1::TpmMode::BestEffort, v1::ColdStartPolicy::Owner),
             Storage::Tpm => (v1::TpmMode::Required, v1::ColdStartPolicy::Tpm),
         };
         v1::ClusterConfiguration {
@@ -180,7 +180,7 @@ impl ClusterRecord {
             version: ClusterRecord::VERSION,
             storage: match custom {
                 Some(_) => None,
-                None => Some(options.storage.unwrap_or(Storage::Insecure)),
+                None => Some(options.storage.unwrap_or_default()),
             },
             parameters_sha256: custom.map(sha256),
             disk_bytes: options.disk_bytes.unwrap_or(ClusterRecord::DISK_BYTES),
@@ -257,11 +257,11 @@ pub enum Conflict {
         "cannot add nodes: the owner key of this cluster is not here, because its parameters are your own; {OVER}"
     )]
     NoOwner,
-    /// It cannot cold-start.
+    /// It cannot be unlocked.
     #[error(
-        "this cluster has encrypted storage and is powered off; an encrypted cluster cannot cold-start yet; {OVER}"
+        "this cluster has encrypted storage, and its owner has no recovery key to unlock it, because an earlier release has made it; {OVER}"
     )]
-    ColdStart,
+    NoRecoveryKey,
     /// No node would found the cluster.
     #[error(
         "--join-later {later}: expected fewer than the cluster's {nodes} nodes, because one of them founds it"
@@ -314,9 +314,6 @@ pub fn diff(record: &ClusterRecord, options: &RunOptions) -> Result<(), Conflict
             return Err(Conflict::NoOwner);
         }
     }
-    if record.storage == Some(Storage::Encrypted) && record.was_home {
-        return Err(Conflict::ColdStart);
-    }
     Ok(())
 }
 
@@ -343,8 +340,8 @@ mod tests {
             assert!(error.contains("run --fresh"), "{error}");
             error
         };
-        let error = refused(storage(Storage::Encrypted));
-        assert!(error.contains("founded with insecure"), "{error}");
+        let error = refused(storage(Storage::Insecure));
+        assert!(error.contains("founded with encrypted"), "{error}");
         refused(RunOptions {
             parameters: Some(b"x".to_vec()),
             ..RunOptions::default()
@@ -353,7 +350,7 @@ mod tests {
             disk_bytes: Some(1 << 30),
             ..RunOptions::default()
         });
-        diff(&record, &storage(Storage::Insecure)).unwrap();
+        diff(&record, &storage(Storage::Encrypted)).unwrap();
         let same = RunOptions {
             disk_bytes: Some(record.disk_bytes),
             ..RunOptions::default()
@@ -362,12 +359,28 @@ mod tests {
     }
 
     #[test]
-    fn an_encrypted_cluster_goes_on_only_until_it_was_home() {
-        let mut record = ClusterRecord::new(&storage(Storage::Encrypted));
-        diff(&record, &RunOptions::default()).unwrap();
-        record.was_home = true;
-        let error = diff(&record, &RunOptions::default()).unwrap_err();
-        assert_eq!(error, Conflict::ColdStart);
+    fn each_kind_of_storage_has_a_cold_start() {
+        let founded = |storage: Storage| {
+            let configuration = storage.configuration();
+            let policy = configuration.storage_security_policy();
+            (
+                policy,
+                configuration.tpm_mode(),
+                configuration.cold_start_policy(),
+            )
+        };
+        use v1::{ColdStartPolicy, StorageSecurityPolicy, TpmMode};
+        let encrypted = StorageSecurityPolicy::NeedsEncryption;
+        assert_eq!(
+            founded(Storage::default()),
+            (encrypted, TpmMode::BestEffort, ColdStartPolicy::Owner)
+        );
+        assert_eq!(
+            founded(Storage::Tpm),
+            (encrypted, TpmMode::Required, ColdStartPolicy::Tpm)
+        );
+        let (policy, _, _) = founded(Storage::Insecure);
+        assert_eq!(policy, StorageSecurityPolicy::NeedsInsecure);
     }
 
     #[test]

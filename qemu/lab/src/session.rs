@@ -31,6 +31,8 @@ pub struct Session<'a> {
     pub hearthctl: Hearthctl,
     /// Number of nodes, the last ones, that are left for the user to approve.
     pub join_later: u16,
+    /// Whether an encrypted cluster is left for the user to unlock.
+    pub no_unlock: bool,
     /// Bound for each node to become HOME and answer.
     pub timeout: Duration,
     /// Receives the events.

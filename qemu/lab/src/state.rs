@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `founding.json` | what the cluster was founded with ([`ClusterRecord`]); its presence means that everything else here belongs to one cluster |
-//! | `owner-key.pem`, `first-contact-secret` | the owner's secrets, which exist only here |
+//! | `owner-key.pem`, `first-contact-secret`, `recovery-key` | the owner's secrets, which exist only here |
 //! | `parameters.pb` | parameters of the first node |
 //! | `register.pb` | parameters of the others, with the register ticket |
 //! | `hearthctl/` | hearthctl's configuration |
@@ -24,7 +24,7 @@ use hearth_qemu::cluster::{self, Cluster};
 use prost::Message;
 
 use crate::owner::{self, Owner};
-use crate::record::{ClusterRecord, MachineConfig, RunOptions, Storage, diff};
+use crate::record::{ClusterRecord, Conflict, MachineConfig, RunOptions, Storage, diff};
 use crate::{LabError, Result, hearthctl, machines};
 
 const FOUNDING: &str = "founding.json";
@@ -112,6 +112,10 @@ impl State {
         };
         if let Some(record) = &found {
             diff(record, &options)?;
+            let needs_key = record.storage == Some(Storage::Encrypted);
+            if needs_key && !owner::recovery_key_file(&self.folder).exists() {
+                return Err(Conflict::NoRecoveryKey.into());
+            }
         }
         Ok(Begin { options, found })
     }
@@ -132,7 +136,7 @@ impl State {
         let parameters = match begin.options.parameters {
             Some(parameters) => parameters,
             None => {
-                let configuration = record.storage.unwrap_or(Storage::Insecure).configuration();
+                let configuration = record.storage.unwrap_or_default().configuration();
                 let owner = Owner::create(&self.folder)?;
                 owner.parameters(configuration).encode_to_vec()
             }
@@ -179,6 +183,7 @@ impl State {
         for file in [
             owner::key_file(&self.folder),
             owner::secret_file(&self.folder),
+            owner::recovery_key_file(&self.folder),
             self.folder.join(PARAMETERS),
             self.folder.join(REGISTER),
         ] {
@@ -302,13 +307,13 @@ mod tests {
         let (mut record, parameters) = prepare(&state, RunOptions::default());
         assert_eq!(
             policy(&parameters),
-            v1::StorageSecurityPolicy::NeedsInsecure
+            v1::StorageSecurityPolicy::NeedsEncryption
         );
-        let key = Owner::load(state.path()).unwrap().key;
-        assert_eq!(
-            bootstrap(&parameters).owner_public_key,
-            key.public().as_bytes()
-        );
+        let owner = Owner::load(state.path()).unwrap();
+        let told = bootstrap(&parameters);
+        assert_eq!(told.owner_public_key, owner.key.public().as_bytes());
+        let recipient = owner.recovery.unwrap().recipient();
+        assert_eq!(told.recovery_recipient, recipient.as_bytes());
         record.owned_at = vec!["127.0.0.1:7835".parse().unwrap()];
         state.save(&record).unwrap();
         assert!(!is_new(&state));
@@ -317,17 +322,42 @@ mod tests {
 
         let fresh = RunOptions {
             fresh: true,
-            storage: Some(Storage::Encrypted),
+            storage: Some(Storage::Insecure),
             ..RunOptions::default()
         };
         assert!(state.begin(fresh.clone()).unwrap().is_new());
         let (record, other) = prepare(&state, fresh);
         assert_eq!(record.owned_at, []);
-        assert_eq!(policy(&other), v1::StorageSecurityPolicy::NeedsEncryption);
+        assert_eq!(policy(&other), v1::StorageSecurityPolicy::NeedsInsecure);
         assert_ne!(
             bootstrap(&other).owner_public_key,
             bootstrap(&parameters).owner_public_key
         );
+    }
+
+    #[test]
+    fn an_encrypted_cluster_of_an_earlier_release_is_not_booted() {
+        for (storage, boots) in [
+            (Storage::Encrypted, false),
+            (Storage::Tpm, true),
+            (Storage::Insecure, true),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let state = state(folder.path());
+            let options = RunOptions {
+                storage: Some(storage),
+                ..RunOptions::default()
+            };
+            prepare(&state, options);
+            remove(&owner::recovery_key_file(state.path())).unwrap();
+            match state.begin(RunOptions::default()) {
+                Ok(begin) => assert!(boots && !begin.is_new(), "{storage:?}"),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(!boots && error.contains("run --fresh"), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hearth_lab::owner::{key_file, secret_file};
+use hearth_lab::owner::{key_file, recovery_key_file, secret_file};
 
 use super::{Cluster, Member};
 use crate::{Outcome, TestCtx};
@@ -61,6 +61,7 @@ impl Saved {
         let founder = cluster.members[0].node.folder().to_owned();
         place(&key_file(&founder), &key_file(&folder))?;
         place(&secret_file(&founder), &secret_file(&folder))?;
+        place(&recovery_key_file(&founder), &recovery_key_file(&folder))?;
         let members = cluster.members.iter();
         let (machines, ids): (Vec<PathBuf>, Vec<String>) = members
             .map(|member| (member.node.folder().to_owned(), member.id.clone()))

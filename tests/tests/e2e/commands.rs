@@ -13,7 +13,8 @@ use hearth_lab::hearthctl::Node;
 use hearth_qemu::cluster;
 use hearth_tests::{Outcome, TestCtx, bounds, here};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// The environment variable with the state folder of `cargo xtask run`.
@@ -22,6 +23,8 @@ const FOLDER: &str = "HEARTH_RUN_FOLDER";
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Exit code after an interrupt, as in shells.
 const INTERRUPTED: i32 = 130;
+/// Exit code of hearthctl if too few nodes can be reached.
+const TOO_FEW: i32 = 3;
 
 /// A developer, with a folder for the state of a run. Machines that are left running are ended with it.
 struct Developer {
@@ -123,6 +126,69 @@ impl Developer {
         said.with_context(|| format!("no line {line:?} on the console of {machine}"))
     }
 
+    /// `cluster unlock` with the owner's keys in the state folder, repeated until enough machines have booted for a quorum;
+    /// its last result.
+    async fn unlocks(&self) -> anyhow::Result<Value> {
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let (owner, recovery) = (file("owner-key.pem"), file("recovery-key"));
+        let words = [
+            &["ctl", "--", "cluster", "unlock", "-o", "json"][..],
+            &["--owner-key", &owner, "--recovery-key", &recovery],
+        ];
+        let words = words.concat();
+        let unlock = async {
+            loop {
+                let ended = self.types(&words).await?;
+                if ended.status.code() != Some(TOO_FEW) {
+                    return anyhow::Ok(ended);
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let ended = tokio::time::timeout(bounds::SETTLED, unlock).await;
+        let ended = ended.context("no quorum was found")??;
+        ensure!(ended.status.success(), "{ended:#?}");
+        serde_json::from_str(&ended.stdout).with_context(|| format!("{ended:#?}"))
+    }
+
+    /// Waits until etcd has this many members, all of them voters that have started.
+    async fn has_voters(&self, count: usize) -> Outcome {
+        let members = async {
+            loop {
+                let listed = self
+                    .types(&["ctl", "--", "etcd", "members", "-o", "json"])
+                    .await?;
+                let listed: Value = serde_json::from_str(&listed.stdout).unwrap_or_default();
+                let members = listed["members"].as_array().cloned().unwrap_or_default();
+                let votes = |m: &Value| m["learner"] == false && m["started"] == true;
+                if members.len() == count && members.iter().all(votes) {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let settled = tokio::time::timeout(bounds::SETTLED, members).await;
+        settled.with_context(|| format!("not {count} voters"))?
+    }
+
+    /// Waits until all nodes of the cluster are healthy.
+    async fn has_healthy_nodes(&self, count: usize) -> Outcome {
+        let nodes = async {
+            loop {
+                let listed = self
+                    .types(&["ctl", "--", "node", "list", "-o", "json"])
+                    .await?;
+                let nodes = Node::list(&listed.stdout).unwrap_or_default();
+                if nodes.len() == count && nodes.iter().all(Node::is_well) {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let settled = tokio::time::timeout(bounds::SETTLED, nodes).await;
+        settled.with_context(|| format!("not {count} healthy nodes"))?
+    }
+
     fn running(&self) -> anyhow::Result<Vec<String>> {
         let running = cluster::running(&self.folder)?.into_iter();
         Ok(running.map(|machine| machine.name).collect())
@@ -169,8 +235,16 @@ impl Drop for Developer {
 
 /// The output of a run until this line.
 async fn prints(run: &mut Child, last: &str) -> anyhow::Result<String> {
-    let stdout = run.stdout.as_mut().context("no output")?;
-    let mut lines = BufReader::new(stdout).lines();
+    read_until(run.stdout.as_mut().context("no output")?, last).await
+}
+
+/// The messages of a run until this line.
+async fn says(run: &mut Child, last: &str) -> anyhow::Result<String> {
+    read_until(run.stderr.as_mut().context("no messages")?, last).await
+}
+
+async fn read_until(from: impl AsyncRead + Unpin, last: &str) -> anyhow::Result<String> {
+    let mut lines = BufReader::new(from).lines();
     let mut text = String::new();
     let read = async {
         while let Some(line) = lines.next_line().await? {
@@ -221,6 +295,8 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
         "--accel",
         developer.accel,
         "--detach",
+        "--storage",
+        "insecure",
         "--nodes",
         "2",
     ];
@@ -283,7 +359,7 @@ async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
     let test = TestCtx::begin(here!())?;
     test.place()?;
     let developer = Developer::of(&test);
-    let mut run = developer.runs(&[])?;
+    let mut run = developer.runs(&["--storage", "insecure"])?;
     let text = prints(&mut run, "Ctrl-C").await?;
     ensure!(text.contains("node-1 is HOME"), "{text}");
     ensure!(developer.running()? == ["node-1"]);
@@ -306,6 +382,58 @@ async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
         code == Some(INTERRUPTED) && said.contains("the last run's cluster"),
         "{code:?}: {said}"
     );
+    developer.has_nothing_left().await?;
+    test.passed()
+}
+
+/// Three encrypted nodes, as `run` makes them by default. Each time they have lost their power together, the owner
+/// unlocks as many as a quorum needs: by the next run itself, by a command beside it, and while one of them is running.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn an_encrypted_cluster_that_was_off_is_unlocked() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    test.place()?;
+    let developer = Developer::of(&test);
+    let run = ["run", "--direct", "--accel", developer.accel, "--detach"];
+    let founded = [&run[..], &["--nodes", "3"]].concat();
+    let founded = developer.does(&founded).await?;
+    ensure!(founded.stderr.contains("storage encrypted"), "{founded:#?}");
+    developer.has_voters(3).await?;
+
+    developer.does(&["stop", "--force"]).await?;
+    let again = developer.does(&run).await?;
+    let unlocked = again.stderr.matches("unlocked with the recovery key");
+    ensure!(unlocked.count() == 2, "{again:#?}");
+    developer.has_voters(3).await?;
+    developer.has_healthy_nodes(3).await?;
+
+    developer.does(&["stop", "--force"]).await?;
+    let mut waits = developer.runs(&["--detach", "--no-unlock"])?;
+    says(&mut waits, "cluster unlock").await?;
+    let unlocked = developer.unlocks().await?;
+    ensure!(unlocked["answer"]["nodes"] == 3, "{unlocked}");
+    let ended = tokio::time::timeout(bounds::FORMED, waits.wait()).await;
+    ensure!(ended.context("the run does not end")??.success());
+    developer.has_voters(3).await?;
+    developer.has_healthy_nodes(3).await?;
+
+    // One is left, which is no quorum.
+    for node in ["node-2", "node-3"] {
+        developer.does(&["power", "cut", node]).await?;
+    }
+    for node in ["node-2", "node-3"] {
+        developer.does(&["power", "start", node]).await?;
+    }
+    let unlocked = developer.unlocks().await?;
+    let states = unlocked["nodes"].as_array().context("no nodes")?.iter();
+    let states: Vec<&str> = states.filter_map(|node| node["state"].as_str()).collect();
+    let running = states.iter().filter(|state| **state == "RUNNING");
+    ensure!(
+        running.count() == 1 && states.contains(&"UNLOCKED"),
+        "{unlocked}"
+    );
+    developer.has_healthy_nodes(3).await?;
+    developer.does(&["stop", "--force"]).await?;
     developer.has_nothing_left().await?;
     test.passed()
 }

@@ -22,7 +22,10 @@ const TASKS: &[(&[&str], &str)] = &[
     (&["bundle"], "root"),
     (&["image --format qcow2"], "hearth.qcow2"),
     (&["sizes"], "init"),
-    (&["run --direct --detach", "stop --force"], "node-1 is HOME"),
+    (
+        &["run --direct --detach --storage insecure", "stop --force"],
+        "node-1 is HOME",
+    ),
     (&["test unit hearth-base"], "passed"),
     (&["test e2e machine"], "1 passed"),
     (&["bench image --rounds 1"], "image."),

@@ -2,8 +2,12 @@
 
 use std::fs;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use hearth_api::identity::OwnerKey;
+use hearth_api::recovery::RecoveryKey;
+use hearth_api::unlock::{Keys, UnlockError};
 use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
+use hearth_lab::record::Storage;
 use hearth_tests::node::{Node, Running};
 use hearth_tests::{Outcome, TestCtx, here};
 
@@ -34,25 +38,54 @@ async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
         .storage_security())
 }
 
-/// An encrypted node founds its cluster. After a power cut no node can unlock it: it retries forever, says for what,
-/// and changes nothing.
+/// An encrypted node founds its cluster. After a power cut no node can unlock it: it waits for its owner, who needs both
+/// keys.
 #[tokio::test]
-async fn an_encrypted_node_founds_and_waits_after_a_power_cut() -> Outcome {
+async fn an_encrypted_node_is_unlocked_by_its_owner_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    let plan = test.node("node").raw_disk();
-    let node = plan
-        .storage(StorageSecurityPolicy::NeedsEncryption)
-        .install()
-        .await?;
+    let mut node = test.node("node").install().await?;
+    node.tell(&node.owner.parameters(Storage::Encrypted.configuration()));
     let vm = node.power_on().await?;
     vm.home().await?;
-    ensure!(security(&vm).await? == StorageSecurity::Encrypted);
+    let listed = vm.owned().await?.one_healthy_node().await?;
+    ensure!(listed.storage_security() == StorageSecurity::Encrypted);
     vm.cut().await?;
-    waits_for_its_cluster(&node).await?;
+
+    node.parameters = None;
+    let vm = node.power_on().await?;
+    vm.waiting().await?;
+    let keys = node.owner.keys().context("no recovery key")?;
+    let of_nobody = Keys {
+        recovery: RecoveryKey::generate(),
+        ..keys.clone()
+    };
+    let outcome = vm.unlock(&of_nobody).await?;
+    let failure = outcome.failures().next();
+    ensure!(
+        matches!(failure, Some((_, UnlockError::RecoveryKey(_)))),
+        "another recovery key: {outcome:?}"
+    );
+    let of_a_thief = Keys {
+        owner: OwnerKey::generate(),
+        ..keys.clone()
+    };
+    let outcome = vm.unlock(&of_a_thief).await?;
+    let failure = outcome.failures().next();
+    ensure!(
+        matches!(failure, Some((_, UnlockError::OwnerKey { .. }))),
+        "another owner key: {outcome:?}"
+    );
+
+    let outcome = vm.unlock(&keys).await?;
+    ensure!(outcome.quorum.is_reached(), "{outcome:?}");
+    vm.home().await?;
+    let again = vm.owned().await?.one_healthy_node().await?;
+    ensure!(again.id == listed.id, "another node");
+    vm.power_off().await?;
     test.passed()
 }
 
-/// The same with every sector authenticated.
+/// A node whose every sector is authenticated, too. As long as it waits, it says for what, and changes nothing.
 #[tokio::test]
 async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;

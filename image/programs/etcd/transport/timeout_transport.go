@@ -1,4 +1,4 @@
-// Package transport: a replacement of one file of etcd's, by the compiler's overlay.
+// Package transport: one file of etcd's, replaced when it is built.
 //
 // etcd gives up a connection between members on which nothing arrives for five seconds: streams
 // carry heartbeats, so silence means that the other side, or the network between, is gone. Upstream

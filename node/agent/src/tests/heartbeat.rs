@@ -2,10 +2,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::testing::{Heartbeats, Script};
+use hearth_api::v1::ColdStartPolicy;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::testing::{TestSupervisor, next, within_timeout};
 use hearth_host::boot_record::boot_id;
-use hearth_host::handover::Refusals;
+use hearth_host::handover::{Refusals, UnlockSettingsDigest};
 use tokio::time::Instant;
 
 use crate::CuratorConnection;
@@ -28,6 +29,7 @@ struct Beating {
     connection: Writer<CuratorConnection>,
     acknowledged: Value<Instant>,
     refusals: Value<Refusals>,
+    unlock_settings: Value<UnlockSettingsDigest>,
 }
 
 /// The worker, and a curator with this behaviour.
@@ -40,11 +42,13 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
     let (connection_writer, connection) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
     let (refusals_writer, refusals) = event::value();
+    let (unlock_settings_writer, unlock_settings) = event::value();
     connection_writer.set(fake.connection());
     let worker = Arc::new(Worker {
         connection,
         acknowledged: acknowledged_writer,
         refusals: Arc::new(refusals_writer),
+        unlock_settings: unlock_settings_writer,
     });
     Beating {
         fake,
@@ -52,6 +56,7 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
         connection: connection_writer,
         acknowledged,
         refusals,
+        unlock_settings,
     }
 }
 
@@ -78,6 +83,18 @@ async fn what_is_acknowledged_is_when_it_was_sent() {
     assert_eq!(seen.calls, ["Heartbeat"], "all on one stream");
     test.worker.is_healthy().await;
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn changed_unlock_settings_are_published() {
+    let test = beating(answer(5000, Duration::ZERO)).await;
+    let mut published = test.unlock_settings.watch();
+    let mut settings = Script::default().unlock_settings();
+    assert_eq!(next("settings", &mut published).await, settings.digest());
+    settings.cold_start_policy = ColdStartPolicy::Tpm;
+    test.fake.curator.set_unlock_settings(&settings);
+    assert_eq!(next("settings", &mut published).await, settings.digest());
     test.worker.stop().await;
 }
 

@@ -58,6 +58,20 @@ impl Endpoint {
             port: if port == 0 { ports::CURATOR } else { port },
         }
     }
+
+    /// The same host, at another port.
+    #[must_use]
+    pub fn at_port(&self, port: u16) -> Self {
+        Self {
+            host: self.host.clone(),
+            port,
+        }
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
 }
 
 impl fmt::Display for Endpoint {

@@ -95,18 +95,21 @@ async fn handshake(
     endpoint: &Endpoint,
     tls: Arc<ClientConfig>,
 ) -> Result<TlsStream<TcpStream>, AttemptError> {
-    let target = target(endpoint).map_err(AttemptError::Tcp)?;
-    let stream = TcpStream::connect(target)
-        .await
-        .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-        .map_err(AttemptError::Tcp)?;
     TlsConnector::from(tls)
-        .connect(any_name(), stream)
+        .connect(any_name(), tcp(endpoint).await?)
         .await
         .map_err(|error| match tls::refused_certificate(&error) {
             Some(reason) => AttemptError::Certificate(reason),
             None => AttemptError::Tls(error),
         })
+}
+
+async fn tcp(endpoint: &Endpoint) -> Result<TcpStream, AttemptError> {
+    let target = target(endpoint).map_err(AttemptError::Tcp)?;
+    TcpStream::connect(target)
+        .await
+        .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+        .map_err(AttemptError::Tcp)
 }
 
 /// The address of an endpoint. Host names only for programs that can resolve them.
@@ -185,6 +188,18 @@ pub(crate) async fn connect_one(
         .await
         .unwrap_or(Err(AttemptError::Slow(bound)))?;
     over(stream, super::KEEP_ALIVE).await
+}
+
+/// The same without TLS: for a node that has no certificate yet.
+#[cfg(any(test, feature = "operator"))]
+pub(crate) async fn connect_plain(
+    endpoint: &Endpoint,
+    bound: Duration,
+) -> Result<Channel, AttemptError> {
+    let connecting = async { over(tcp(endpoint).await?, super::KEEP_ALIVE).await };
+    timeout(bound, connecting)
+        .await
+        .unwrap_or(Err(AttemptError::Slow(bound)))
 }
 
 /// A connection that is closed when the server's certificate expires, or when it is no longer

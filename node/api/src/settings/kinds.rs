@@ -29,6 +29,11 @@ pub(super) trait Kind {
 
     /// Sets the default if there is no value.
     fn fill(&self, of: &mut ClusterConfiguration);
+
+    /// What the value should be, if there is none and no default either.
+    fn missing(&self, _of: &mut ClusterConfiguration) -> Option<String> {
+        None
+    }
 }
 
 /// A text. The empty text is no value.
@@ -80,15 +85,18 @@ pub(super) struct Choice {
     /// The name of a value in the proto file; `None` if this release does not know it. The values
     /// of an enum have no gaps.
     pub name: fn(i32) -> Option<&'static str>,
+    /// 0 if there is none.
     pub default: i32,
     pub supported: &'static [i32],
-    /// Why only these values are supported; empty if all are.
-    pub limitation: &'static str,
 }
 
 impl Choice {
-    /// The name of a value without the prefix that all names have, or its number.
+    /// The name of a value without the prefix that all names have, or its number. Empty for no
+    /// value.
     fn short_name(&self, number: i32) -> String {
+        if number == 0 {
+            return String::new();
+        }
         let prefix = (self.name)(0).and_then(|name| name.strip_suffix("UNSPECIFIED"));
         let Some(name) = (self.name)(number) else {
             return number.to_string();
@@ -108,15 +116,11 @@ impl Choice {
     /// The supported values, as an error states them.
     fn expected(&self) -> String {
         let names: Vec<_> = self.supported.iter().map(|n| self.short_name(*n)).collect();
-        let names = match names.split_last() {
+        match names.split_last() {
             Some((last, others)) if !others.is_empty() => {
                 format!("{} or {last}", others.join(", "))
             }
             _ => names.concat(),
-        };
-        match self.limitation {
-            "" => names,
-            limitation => format!("{names} ({limitation})"),
         }
     }
 }
@@ -158,6 +162,11 @@ impl Kind for Choice {
         if *number == 0 {
             *number = self.default;
         }
+    }
+
+    fn missing(&self, of: &mut ClusterConfiguration) -> Option<String> {
+        let is_missing = *(self.field)(of) == 0 && self.default == 0;
+        is_missing.then(|| self.expected())
     }
 }
 

@@ -36,7 +36,6 @@ pub static SETTINGS: &[Setting] = &[
                 TpmMode::BestEffort as i32,
                 TpmMode::Disabled as i32,
             ],
-            limitation: "",
         },
     },
     Setting {
@@ -53,21 +52,23 @@ pub static SETTINGS: &[Setting] = &[
                 StorageSecurityPolicy::NeedsEncryptionAndAuthentication as i32,
                 StorageSecurityPolicy::NeedsInsecure as i32,
             ],
-            limitation: "",
         },
     },
     Setting {
         path: "cold_start_policy",
         help: "Who can unlock an encrypted node when no curator is running",
-        fixed: Some("nodes have recorded it with their keys"),
+        fixed: None,
         kind: &Choice {
             field: |configuration| &mut configuration.cold_start_policy,
             name: |policy| Some(ColdStartPolicy::try_from(policy).ok()?.as_str_name()),
-            default: ColdStartPolicy::None as i32,
-            // A cluster that relied on a cold start that does not work would be lost at the first
-            // power cut.
-            supported: &[ColdStartPolicy::Tpm as i32, ColdStartPolicy::None as i32],
-            limitation: "in this release an owner cannot unlock nodes",
+            // What is possible depends on the machine that creates the cluster, which therefore
+            // decides where the parameters do not: `hearth_host::parameters::cold_start_policy`.
+            default: 0,
+            supported: &[
+                ColdStartPolicy::Tpm as i32,
+                ColdStartPolicy::Owner as i32,
+                ColdStartPolicy::None as i32,
+            ],
         },
     },
     Setting {

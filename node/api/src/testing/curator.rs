@@ -20,6 +20,7 @@ use super::TestCluster;
 use crate::client::Endpoint;
 use crate::first_contact;
 use crate::identity::{ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, PublicKey};
+use crate::recovery::{RecoveryRecipient, UnlockSettings};
 use crate::server::{Admission, Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
@@ -28,9 +29,10 @@ use crate::v1::curator_server::CuratorServer;
 use crate::v1::management_server::ManagementServer;
 use crate::v1::node_management_server::NodeManagementServer;
 use crate::v1::{
-    ClusterConfiguration, ClusterDirectory, EscrowRequest, EscrowResponse, GetCaCertificateRequest,
-    GetCaCertificateResponse, GetConsensusStatusResponse, GetCurrentLeaderRequest,
-    GetCurrentLeaderResponse, HeartbeatRequest, LogEntry, Node, NodeStatus, WatchEvent,
+    ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
+    GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
+    GetCurrentLeaderRequest, GetCurrentLeaderResponse, HeartbeatRequest, LogEntry, Node,
+    NodeStatus, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -68,6 +70,8 @@ pub struct Script {
     pub pod_range: Result<String, Status>,
     /// For `JoinNode`, which admits every caller. `None`: it returns an error.
     pub unlock_key: Option<ClusterUnlockKey>,
+    /// For `JoinNode` and `Heartbeat`.
+    pub recovery_recipient: Option<RecoveryRecipient>,
 }
 
 impl Default for Script {
@@ -77,7 +81,10 @@ impl Default for Script {
             consensus: GetConsensusStatusResponse::default(),
             register_ticket: Vec::new(),
             logs: Vec::new(),
-            configuration: ClusterConfiguration::default(),
+            configuration: ClusterConfiguration {
+                cold_start_policy: ColdStartPolicy::None.into(),
+                ..ClusterConfiguration::default()
+            },
             configuration_version: 1,
             directory: ClusterDirectory::default(),
             kubernetes: None,
@@ -88,6 +95,17 @@ impl Default for Script {
             more_to_come: false,
             pod_range: Err(Status::failed_precondition("no Kubernetes worker")),
             unlock_key: None,
+            recovery_recipient: None,
+        }
+    }
+}
+
+impl Script {
+    /// What `JoinNode` returns.
+    pub fn unlock_settings(&self) -> UnlockSettings {
+        UnlockSettings {
+            cold_start_policy: self.configuration.cold_start_policy(),
+            recovery_recipient: self.recovery_recipient,
         }
     }
 }
@@ -235,6 +253,14 @@ impl TestCurator {
     /// The endpoint it listens on.
     pub fn endpoint(&self) -> Endpoint {
         self.address.into()
+    }
+
+    /// What `JoinNode` and `Heartbeat` tell from now on.
+    pub fn set_unlock_settings(&self, settings: &UnlockSettings) {
+        let mut script = self.answers.script();
+        let policy = settings.cold_start_policy;
+        script.configuration.set_cold_start_policy(policy);
+        script.recovery_recipient = settings.recovery_recipient;
     }
 
     /// Replaces its script.

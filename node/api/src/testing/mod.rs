@@ -1,9 +1,11 @@
 //! A cluster's CA in memory, for tests: it issues what a real one does, and also what a real one
-//! never would. And a curator without a cluster, on real sockets and real TLS.
+//! never would. And a curator without a cluster, on real sockets and real TLS, and a node that waits
+//! to be unlocked.
 
 mod curator;
 pub mod fixtures;
 mod insecure;
+mod locked;
 mod nodes;
 mod operators;
 
@@ -23,6 +25,7 @@ use crate::identity::{
 
 pub use curator::{Heartbeats, Script, Seen, TestCurator};
 pub use insecure::insecure_client_config;
+pub use locked::{LockedNode, TestLockedNode};
 
 /// Start of the certificates' validity: 1 January 2020.
 pub const NOT_BEFORE: u64 = 1_577_836_800;

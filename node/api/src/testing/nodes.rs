@@ -7,6 +7,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers, Heartbeats};
+use crate::recovery::RecoveryRecipient;
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
 use crate::v1::{
@@ -80,7 +81,10 @@ impl Curator for Answering {
             async move {
                 loop {
                     let heartbeat = arrivals.next().await?;
-                    let treatment = script.lock().ok()?.heartbeats;
+                    let (treatment, unlock) = {
+                        let script = script.lock().ok()?;
+                        (script.heartbeats, script.unlock_settings())
+                    };
                     match treatment {
                         Heartbeats::Answer {
                             interval_ms,
@@ -91,6 +95,7 @@ impl Curator for Answering {
                             let answer = heartbeat.map(|_| HeartbeatResponse {
                                 interval_ms,
                                 bound_ms,
+                                unlock_settings: unlock.digest(),
                             });
                             return Some((answer, arrivals));
                         }
@@ -126,11 +131,15 @@ impl Curator for Answering {
         _: Request<JoinNodeRequest>,
     ) -> Result<Response<JoinNodeResponse>, Status> {
         self.called("JoinNode");
-        let key = self.script().unlock_key.clone();
+        let script = self.script();
+        let key = script.unlock_key.clone();
         let key = key.ok_or_else(|| Status::unavailable("no contact with etcd: retry"))?;
+        let settings = script.unlock_settings();
         let admitted = join_node_response::Admitted {
             cluster_unlock_key: key.expose().to_vec(),
-            ..Default::default()
+            cold_start_policy: settings.cold_start_policy.into(),
+            recovery_recipient: RecoveryRecipient::to_field(settings.recovery_recipient),
+            directory: None,
         };
         Ok(Response::new(JoinNodeResponse {
             answer: Some(join_node_response::Answer::Admitted(admitted)),

@@ -1,12 +1,13 @@
 //! The commands below `hearthctl cluster`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use hearth_api::settings::Setting;
 
-use super::Output;
 use super::settings::{self, Assignment, AssignmentParser};
+use super::{Output, duration_or_zero};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
@@ -27,6 +28,34 @@ pub(crate) enum Cluster {
         /// Context name [default: the first 8 digits of the cluster ID]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
+    },
+    /// Unlock the nodes of a cluster that is not running
+    ///
+    /// Encrypted nodes get their keys from their cluster. When it lost power as
+    /// a whole, its nodes wait for the owner (cold-start policy OWNER). This
+    /// command finds them at the endpoints, port 7840, and by the addresses
+    /// that they know of each other, and gives keys to as many consensus
+    /// members as a quorum needs. The other nodes then get theirs from the
+    /// cluster.
+    ///
+    /// Both keys stay on this machine. Nothing is sent to a node whose own key
+    /// the recovery key does not open.
+    Unlock {
+        /// Private key file of the owner (PKCS #8, PEM)
+        #[arg(long, value_name = "FILE")]
+        owner_key: PathBuf,
+        /// Recovery key file (64 hexadecimal digits)
+        #[arg(long, value_name = "FILE")]
+        recovery_key: PathBuf,
+        /// Unlock all nodes that are found, not only those that a quorum needs
+        #[arg(long)]
+        all: bool,
+        /// How long to wait until the cluster answers; 0 to return at once.
+        /// Without a context nobody can be asked
+        #[arg(long, default_value = "5m", value_parser = duration_or_zero, value_name = "TIME")]
+        wait: Duration,
+        #[command(flatten)]
+        output: Output,
     },
     /// Show the cluster's ID, configuration and control plane
     Info {

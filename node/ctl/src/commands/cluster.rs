@@ -3,6 +3,7 @@
 mod document;
 mod edit;
 mod settings;
+mod unlock;
 
 use std::path::Path;
 
@@ -11,6 +12,7 @@ use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
 use hearth_api::operator::{Operator, OwnershipError};
 use hearth_api::owner;
+use hearth_api::unlock::Scope;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
 
@@ -27,6 +29,25 @@ pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure
             first_contact_secret,
             name,
         } => take_ownership(global, &owner_key, &first_contact_secret, name).await,
+        Cluster::Unlock {
+            owner_key,
+            recovery_key,
+            all,
+            wait,
+            output,
+        } => {
+            let request = unlock::Request {
+                owner_key: &owner_key,
+                recovery_key: &recovery_key,
+                scope: match all {
+                    true => Scope::All,
+                    false => Scope::Quorum,
+                },
+                wait,
+                form: output.form,
+            };
+            unlock::run(global, request).await
+        }
         Cluster::Info { output } => info(global, output.form).await,
         Cluster::Ticket { rotate, output } => ticket(global, rotate, output.form).await,
         Cluster::Get { settings, output } => settings::get(global, &settings, output.form).await,

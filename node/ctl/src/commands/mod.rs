@@ -11,6 +11,7 @@ use std::io::{self, Write as _};
 
 use clap::CommandFactory as _;
 use serde::Serialize;
+use tonic::{Code, Status};
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Kind};
@@ -54,6 +55,22 @@ fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
 fn json(text: serde_json::Result<String>) -> Result<(), Failure> {
     let text = text.map_err(|error| Failure::new(Kind::Local, "encode JSON").because(error))?;
     print(&format!("{text}\n"))
+}
+
+/// Prints the progress of a wait on standard error, if it has changed.
+fn tell(told: &mut String, progress: String) {
+    if progress != *told {
+        eprintln!("hearthctl: {progress}");
+        *told = progress;
+    }
+}
+
+/// Whether the error is temporary: the same call may succeed when it is repeated.
+fn passing(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded
+    )
 }
 
 /// Writes to standard output and flushes it.

@@ -10,9 +10,8 @@ use hearth_api::client::{Channel, within};
 use hearth_api::operator;
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
-use tonic::{Code, Status};
 
-use super::{print, print_json};
+use super::{passing, print, print_json, tell};
 use crate::args::{Format, Global, Node};
 use crate::connection;
 use crate::failure::Failure;
@@ -56,12 +55,4 @@ fn show(node: &output::Node, form: Format) -> Result<(), Failure> {
         Format::Table => print(&node.text()),
         Format::Json => print_json(node),
     }
-}
-
-/// Whether the error is temporary: the same call may succeed when it is repeated.
-fn passing(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded
-    )
 }

@@ -75,7 +75,9 @@ impl Settings {
             table.row([
                 setting.path.to_owned(),
                 printable(&value.to_string()),
-                setting.default_value().to_string(),
+                setting
+                    .default_value()
+                    .map_or_else(String::new, |value| value.to_string()),
                 format!("{}{fixed}", setting.help),
             ]);
         }
@@ -100,7 +102,7 @@ impl Serialize for Detailed<'_> {
         let settings = self.0.0.iter().map(|(setting, value)| {
             let detailed = json!({
                 "value": to_json(value),
-                "default": to_json(&setting.default_value()),
+                "default": setting.default_value().as_ref().map(to_json),
                 "fixed": setting.fixed.is_some(),
                 "description": setting.help,
             });

@@ -62,6 +62,11 @@ impl Cache {
         self.lock().records.cluster().cloned()
     }
 
+    /// The digest of the cluster's unlock settings; `None` without the cluster's record.
+    pub fn unlock_settings(&self) -> Option<u64> {
+        self.lock().records.unlock_settings()
+    }
+
     /// The time to live of sessions of curators, by the cluster's setting.
     pub fn session_length(&self) -> Duration {
         let configuration = self.cluster().map(|stored| stored.content.configuration);

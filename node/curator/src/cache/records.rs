@@ -38,6 +38,8 @@ struct Stored {
 #[derive(Default)]
 pub(super) struct Records {
     cluster: Option<Versioned<ClusterRecord>>,
+    /// Computed once, because each heartbeat returns it.
+    unlock_settings: Option<u64>,
     ticket: Option<Versioned<Ticket>>,
     nodes: BTreeMap<NodeId, Stored>,
     intents: BTreeMap<NodeId, Versioned<Intent>>,
@@ -73,6 +75,7 @@ impl Records {
         match key {
             Key::Cluster => {
                 self.cluster = None;
+                self.unlock_settings = None;
                 return Applied::Members;
             }
             Key::Node(id) => {
@@ -99,6 +102,8 @@ impl Records {
             record,
             usable(ClusterRecord::decode(&record.key, &record.value))?,
         );
+        let cluster = self.cluster.as_ref();
+        self.unlock_settings = cluster.map(|at| at.content.unlock_settings().digest());
         Ok(Applied::Members)
     }
 
@@ -207,6 +212,11 @@ impl Records {
 
     pub(super) fn cluster(&self) -> Option<&Versioned<ClusterRecord>> {
         self.cluster.as_ref()
+    }
+
+    /// The digest of the cluster's unlock settings.
+    pub(super) fn unlock_settings(&self) -> Option<u64> {
+        self.unlock_settings
     }
 
     pub(super) fn ticket(&self) -> Option<&Versioned<Ticket>> {

@@ -9,7 +9,7 @@
 //! Which settings exist and which of them can be changed is stated in [`hearth_api::settings`].
 
 use hearth_api::settings::{self, Setting};
-use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest};
+use hearth_api::v1::{ClusterConfiguration, ColdStartPolicy, ConfigureClusterRequest};
 use hearth_consensus::fenced::{Condition, Write};
 
 use super::{Rejection, Versioned};
@@ -63,7 +63,7 @@ impl Change {
         let mut settings = Vec::new();
         for (index, path) in field_mask.iter().enumerate() {
             let setting = settings::find(&format!("field_mask[{index}]"), path)?;
-            setting.check(&values)?;
+            setting.check_definite(&values)?;
             settings.push(setting);
         }
         Ok(Self {
@@ -76,9 +76,10 @@ impl Change {
     /// Decides about the change.
     pub fn decide(&self, found: &Versioned<FullCluster>) -> Result<Configured, Rejection> {
         let mut configuration = found.content.configuration();
+        let current = state::definite(configuration.clone());
         let mut changed = Vec::new();
         for setting in &self.settings {
-            let (old, new) = (setting.value(&configuration), setting.value(&self.values));
+            let (old, new) = (setting.value(&current), setting.value(&self.values));
             if old == new {
                 continue;
             }
@@ -93,12 +94,17 @@ impl Change {
             setting.copy(&self.values, &mut configuration);
             changed.push(setting.path);
         }
+        let becomes_owner = configuration.cold_start_policy() == ColdStartPolicy::Owner
+            && current.cold_start_policy() != ColdStartPolicy::Owner;
+        if becomes_owner && !found.content.has_recovery_recipient() {
+            return Err(Rejection::NoRecoveryRecipient);
+        }
         let write = match &changed[..] {
             [] => None,
             _ => Some(self.write(found, &configuration)?),
         };
         Ok(Configured {
-            configuration: settings::with_defaults(configuration),
+            configuration: state::definite(configuration),
             changed,
             write,
         })

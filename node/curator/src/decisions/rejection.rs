@@ -43,6 +43,12 @@ pub enum Rejection {
         /// The value in the request.
         found: String,
     },
+    /// The cold-start policy OWNER needs a recovery recipient, which this cluster does not have.
+    #[error(
+        "cold_start_policy: expected TPM or NONE, got OWNER: this cluster has no recovery recipient, \
+         which is given when a cluster is created (`hearthctl owner init` makes a recovery key)"
+    )]
+    NoRecoveryRecipient,
     /// The configuration has changed since the caller read it.
     #[error(
         "version: expected {current}, got {found}: the configuration has changed since: read it \
@@ -257,6 +263,7 @@ impl Rejection {
                 Code::NotFound
             }
             Self::FixedSetting { .. }
+            | Self::NoRecoveryRecipient
             | Self::OtherJoinKey(_)
             | Self::NoTpm
             | Self::NotApproved(_)

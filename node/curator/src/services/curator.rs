@@ -213,6 +213,7 @@ impl Beats {
         Ok(Some(HeartbeatResponse {
             interval_ms: Core::millis(core.timing.heartbeat_interval),
             bound_ms: Core::millis(bound),
+            unlock_settings: core.cache.unlock_settings().unwrap_or_default(),
         }))
     }
 }

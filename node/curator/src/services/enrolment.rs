@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket};
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::issue_certificate_request::Kind;
@@ -218,6 +219,7 @@ impl Enrolment {
             node_certificate: certificate,
             directory: Some(self.core.cache.directory()),
             owner_public_key: cluster.owner.as_bytes().to_vec(),
+            recovery_recipient: RecoveryRecipient::to_field(cluster.recovery_recipient),
         })
     }
 
@@ -310,11 +312,14 @@ impl Enrolment {
         let unlock_key = full
             .and_then(|full| full.unlock_key)
             .ok_or_else(|| Status::unavailable(format!("{id} has changed concurrently: retry")))?;
+        let settings = self.core.cluster()?.content.unlock_settings();
         tracing::info!(node = %id, "node joined");
         Ok(join_node_response::Answer::Admitted(
             join_node_response::Admitted {
                 cluster_unlock_key: unlock_key.expose().to_vec(),
                 directory: Some(self.core.cache.directory()),
+                cold_start_policy: settings.cold_start_policy.into(),
+                recovery_recipient: RecoveryRecipient::to_field(settings.recovery_recipient),
             },
         ))
     }

@@ -99,6 +99,11 @@ impl FullCluster {
         self.0.configuration.clone().unwrap_or_default()
     }
 
+    /// Whether the cluster has a recovery recipient.
+    pub fn has_recovery_recipient(&self) -> bool {
+        !self.0.recovery_recipient.is_empty()
+    }
+
     /// Encodes the record with another configuration.
     pub fn encode_with(&self, configuration: ClusterConfiguration) -> Zeroizing<Vec<u8>> {
         let mut stored = self.0.clone();

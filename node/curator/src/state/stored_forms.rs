@@ -2,8 +2,8 @@
 
 use hearth_api::identity::{ClusterUnlockKey, MeshSecret, SigningKey};
 use hearth_api::v1::{
-    ClusterState, ColdStartPolicy, ConsensusProgress, KubernetesConfiguration, NodeCondition,
-    StorageSecurityPolicy, TpmMode, node_roles,
+    ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, StorageSecurityPolicy,
+    TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 
@@ -112,8 +112,7 @@ fn the_stored_form_of_nodes_stays() {
     assert_eq!(Tombstone::decode(&key, &stored), Ok(tombstone));
 }
 
-/// Written at bootstrap, and by the test of that module, too. The recovery recipient, which no code
-/// decodes, is kept.
+/// Written at bootstrap, and by the test of that module, too.
 #[test]
 fn the_stored_form_of_the_cluster_stays() {
     let stored = fixture!("etcd-cluster.pb");
@@ -133,6 +132,8 @@ fn the_stored_form_of_the_cluster_stays() {
     assert_eq!(cluster.configuration, complete);
     assert_eq!(cluster.owner, public_key(0x66));
     assert_eq!(cluster.first_contact_secret.expose(), &[0x77; 32]);
+    let recipient = RecoveryRecipient::from_field(&[0x99; 32]).unwrap();
+    assert_eq!(cluster.recovery_recipient, recipient);
     let full = FullCluster::decode(CLUSTER, stored).unwrap();
     assert_eq!(full.configuration(), configuration);
     assert_eq!(full.encode_with(configuration.clone())[..], *stored);
@@ -147,7 +148,10 @@ fn the_stored_form_of_the_cluster_stays() {
     let written = full.encode_with(ClusterConfiguration::default());
     let stored = stored_form!("etcd-cluster-reconfigured.pb", written);
     let cluster = ClusterRecord::decode(CLUSTER, &stored).unwrap();
-    let defaults = settings::with_defaults(ClusterConfiguration::default());
+    let defaults = settings::with_defaults(ClusterConfiguration {
+        cold_start_policy: ColdStartPolicy::None.into(),
+        ..ClusterConfiguration::default()
+    });
     assert_eq!(cluster.configuration, defaults);
     assert_eq!(cluster.owner, public_key(0x66));
 }

@@ -1,16 +1,19 @@
 //! The settings of the cluster: read with their version, changed at that version.
 
+use hearth_api::recovery::UnlockSettings;
 use hearth_api::settings;
+use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    ClusterConfiguration, ConfigureClusterRequest, ConfigureClusterResponse, GetClusterInfoRequest,
-    KubernetesConfiguration, NodeState,
+    ClusterConfiguration, ColdStartPolicy, ConfigureClusterRequest, ConfigureClusterResponse,
+    GetClusterInfoRequest, KubernetesConfiguration, NodeState,
 };
 use hearth_base::testing::within_timeout;
 use tonic::{Code, Status};
 
 use super::super::state::{self, FullCluster};
-use super::super::testing::{Who, World, quick};
+use super::super::testing::{Pulse, Who, World, quick};
+use super::machine::Machine;
 
 const LABELS: &str = "kubernetes.synchronized_labels";
 
@@ -155,6 +158,39 @@ async fn a_request_that_will_not_do_is_refused_and_changes_nothing() {
     let call = management.configure_cluster(labels(version, &["rack"]));
     let refused = within_timeout("configure", call).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_told_that_the_cold_start_policy_has_changed() {
+    let world = World::new(quick()).await;
+    let machine = Machine::new();
+    let node = machine.becomes_a_node(&world).await;
+    let mut pulse = Pulse::open(&world, &node).await.unwrap();
+    let mut settings = UnlockSettings {
+        cold_start_policy: ColdStartPolicy::None,
+        recovery_recipient: world.data.seed.recovery_recipient,
+    };
+    let told = pulse.beat().await.unwrap().unlock_settings;
+    assert_eq!(told, settings.digest());
+
+    let (mut shown, version) = read(&world).await;
+    shown.set_cold_start_policy(ColdStartPolicy::Owner);
+    let request = ConfigureClusterRequest {
+        version,
+        configuration: Some(shown.clone()),
+        field_mask: vec!["cold_start_policy".into()],
+    };
+    configure(&world, request).await.unwrap();
+    settings.cold_start_policy = ColdStartPolicy::Owner;
+    within_timeout("the new settings", async {
+        while pulse.beat().await.unwrap().unlock_settings != settings.digest() {}
+    })
+    .await;
+    let Some(Answer::Admitted(admitted)) = machine.join(&world).await.unwrap().answer else {
+        panic!("not admitted");
+    };
+    assert_eq!(admitted.cold_start_policy(), ColdStartPolicy::Owner);
     world.stop().await;
 }
 

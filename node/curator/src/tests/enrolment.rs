@@ -6,12 +6,13 @@ use futures::{StreamExt as _, stream};
 use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket};
 use hearth_api::private::StoredNode;
 use hearth_api::proofs;
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::issue_certificate_request::{EtcdPeer, Kind};
 use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::{
-    CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label, NodeHealth, NodeState,
-    RegisterNodeRequest, StorageSecurity, TpmUsage,
+    ColdStartPolicy, CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label,
+    NodeHealth, NodeState, RegisterNodeRequest, StorageSecurity, TpmUsage,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::{Condition, Write};
@@ -90,6 +91,8 @@ async fn a_machine_becomes_a_node_and_comes_back() {
     let committed = machine.commit(&world).await.unwrap();
     assert_eq!(committed.ca_certificate, world.node.ca.to_vec());
     assert_eq!(committed.owner_public_key, world.data.seed.owner.as_bytes());
+    let recipient = RecoveryRecipient::to_field(world.data.seed.recovery_recipient);
+    assert_eq!(committed.recovery_recipient, recipient);
     assert_eq!(machine.commit(&world).await.unwrap(), committed);
     let other = Machine {
         unlock_key: ClusterUnlockKey::generate(),
@@ -129,6 +132,8 @@ async fn a_machine_becomes_a_node_and_comes_back() {
         panic!("{admitted:?}");
     };
     assert_eq!(admitted.cluster_unlock_key, machine.unlock_key.expose());
+    assert_eq!(admitted.cold_start_policy(), ColdStartPolicy::None);
+    assert_eq!(admitted.recovery_recipient, recipient);
     let changed = Machine {
         tpm: TpmUsage::PresentButUnused,
         ..copy(&machine)

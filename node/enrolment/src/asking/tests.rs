@@ -174,6 +174,7 @@ fn a_commit_is_for_this_node_or_none() {
             node_certificate: cluster.leaf(&identity, key, |_| {}).to_vec(),
             directory: None,
             owner_public_key: Vec::new(),
+            recovery_recipient: Vec::new(),
         };
         asker.committed(&entering, response)
     };

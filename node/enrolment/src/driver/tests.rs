@@ -2,10 +2,16 @@
 //! and a fake control plane that writes to the disk what the real one does.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::sync::Mutex as StdMutex;
 
+use hearth_api::recovery::RecoveryKey;
+use hearth_api::testing::{TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
-use hearth_api::v1::{NodeParameters, StorageSecurityPolicy, TpmMode, node_parameters};
+use hearth_api::v1::{
+    ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeParameters, StorageSecurityPolicy,
+    TpmMode, cluster_directory, node_parameters,
+};
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::{self, ClusterState, State};
@@ -17,12 +23,15 @@ use prost::Message as _;
 use super::super::testing;
 use super::*;
 use crate::sealed::Stored;
+use crate::unlocking;
 
 /// The state that survives a power cut.
 pub(crate) struct Machine {
     _dir: tempfile::TempDir,
     pub(crate) root: Root,
     pub(crate) files: Files,
+    /// Where the owner can unlock it.
+    pub(crate) unlock_at: SocketAddr,
 }
 
 /// One boot of the machine.
@@ -35,6 +44,12 @@ pub(crate) struct Boot {
     address: Option<event::Writer<u8>>,
 }
 
+/// An address of this machine at which nobody listens.
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
 impl Machine {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -42,9 +57,43 @@ impl Machine {
         fs::create_dir(root.esp.path()).unwrap();
         Self {
             files: Files::new(dir.path()),
+            unlock_at: free_address(),
             root,
             _dir: dir,
         }
+    }
+
+    /// A member of a cluster, powered off, whose directory has these curators, in this order. It has no credentials.
+    pub(crate) fn of_member(
+        founding: &Founding,
+        cluster: &TestCluster,
+        curators: &[&TestCurator],
+    ) -> Self {
+        let machine = Self::new();
+        let volume = founding.volume();
+        let mut data = DataPartition::new(machine.files.rebooted(), machine.root.data.clone());
+        data.initialise(&volume).unwrap();
+        data.make_file_system(&volume).unwrap();
+        data.mark_ready(&volume).unwrap();
+        let member = founding.into_member(cluster.ca().clone());
+        SealedStore::new(&machine.root.esp, None)
+            .save(&Sealed::Member(Arc::new(member)))
+            .unwrap();
+        let nodes = curators.iter().map(|curator| cluster_directory::Node {
+            id: curator.node_id.to_string(),
+            addresses: vec![cluster_directory::Address {
+                host: curator.address.ip().to_string(),
+                port: curator.address.port().into(),
+            }],
+            roles: None,
+        });
+        let directory = ClusterDirectory {
+            nodes: nodes.collect(),
+        };
+        DirectoryStore::new(&machine.root.esp)
+            .save(&directory)
+            .unwrap();
+        machine
     }
 
     /// Powers it on with these parameters; the network has an address at once.
@@ -62,23 +111,35 @@ impl Machine {
         let (founded_writer, founded) = event::value();
         let (member_writer, member) = event::value();
         let (standing_writer, status) = event::value();
+        let (waiting, waits) = event::value();
+        let (owners_key_writer, owners_key) = event::value();
         let reports = Arc::new(StdMutex::new(Vec::new()));
+        let data = Arc::new(Mutex::new(DataPartition::new(
+            self.files.rebooted(),
+            self.root.data.clone(),
+        )));
+        let unlocking = Arc::new(unlocking::Worker {
+            listen: self.unlock_at,
+            data: data.clone(),
+            saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
+            waiting: waits,
+            owners_key: owners_key_writer,
+        });
         let parts = Arc::new(Parts {
             parameters: Arc::new(parameters),
             root: self.root.clone(),
             sealed: Arc::new(SealedStore::new(&self.root.esp, None)),
             saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
             asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
-            data: Arc::new(Mutex::new(DataPartition::new(
-                self.files.rebooted(),
-                self.root.data.clone(),
-            ))),
+            data,
             lifetime: pki::Lifetime::since_build(std::time::SystemTime::now()),
             can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.clone()))
             },
+            waiting,
+            owners_key,
             address,
             founded,
             bootstrap: bootstrap_writer,
@@ -98,7 +159,9 @@ impl Machine {
             let (parts, root) = (parts.clone(), root.clone());
             let (bootstrap, founded) = (bootstrap.clone(), founded.clone());
             let state_worker = state_worker.clone();
+            let unlocking = unlocking.clone();
             async move {
+                ctx.run_worker("unlock", &unlocking, unlocking::run)?;
                 ctx.run("state", move |ctx| {
                     cluster_state::run(ctx, state_worker.clone())
                 })?;
@@ -261,33 +324,64 @@ async fn nothing_is_made_before_there_is_an_address() {
     boot.off().await;
 }
 
-#[tokio::test]
-async fn a_machine_without_a_tpm_founds_nothing_where_one_is_required() {
+/// Parameters for an encrypted cluster.
+fn encrypted(change: impl FnOnce(&mut ClusterBootstrap)) -> parameters::Loaded {
     let message = testing::bootstrap_message(StorageSecurityPolicy::NeedsEncryption, None);
     let mut message = NodeParameters::decode(&message[..]).unwrap();
     match &mut message.cluster {
-        Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)) => {
-            let configuration = bootstrap.initial_cluster_configuration.as_mut();
-            configuration.unwrap().tpm_mode = TpmMode::Required.into();
-        }
+        Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)) => change(bootstrap),
         other => panic!("{other:?}"),
     }
-    let parameters = parameters::parse(Source::FwCfg, &message.encode_to_vec()).unwrap();
-    let machine = Machine::new();
-    let boot = machine.boot(Ok(Some(Found {
+    Ok(Some(Found {
         source: Source::FwCfg,
-        parameters,
+        parameters: parameters::parse(Source::FwCfg, &message.encode_to_vec()).unwrap(),
         ignored: None,
-    })));
+    }))
+}
+
+fn configuration(bootstrap: &mut ClusterBootstrap) -> &mut ClusterConfiguration {
+    bootstrap
+        .initial_cluster_configuration
+        .get_or_insert_default()
+}
+
+#[tokio::test]
+async fn a_machine_without_a_tpm_founds_nothing_where_one_is_required() {
+    let required = encrypted(|b| configuration(b).tpm_mode = TpmMode::Required.into());
+    let undecided = encrypted(|b| configuration(b).cold_start_policy = 0);
     let is_refused = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Refused(_));
-    let EnrolmentStatus::Refused(reason) = boot.until(is_refused).await else {
-        panic!("not refused");
-    };
-    assert!(reason.starts_with("tpm_mode: expected a TPM "), "{reason}");
+    for (parameters, expected) in [
+        (required, "tpm_mode: expected a TPM "),
+        (undecided, "cold_start_policy: expected a TPM "),
+    ] {
+        let machine = Machine::new();
+        let boot = machine.boot(parameters);
+        let EnrolmentStatus::Refused(reason) = boot.until(is_refused).await else {
+            panic!("not refused");
+        };
+        assert!(reason.starts_with(expected), "{reason}");
+        boot.off().await;
+        assert_eq!(machine.header(), HeaderState::Blank);
+        let store = SealedStore::new(&machine.root.esp, None);
+        assert!(matches!(store.load().unwrap(), Stored::Absent));
+    }
+}
+
+#[tokio::test]
+async fn a_machine_without_a_tpm_founds_with_the_owner_where_no_policy_is_configured() {
+    let machine = Machine::new();
+    let boot = machine.boot(encrypted(|bootstrap| {
+        configuration(bootstrap).cold_start_policy = 0;
+        bootstrap.accept_loss = false;
+        let recipient = RecoveryKey::generate().recipient();
+        bootstrap.recovery_recipient = recipient.as_bytes().to_vec();
+    }));
+    boot.settled().await;
     boot.off().await;
-    assert_eq!(machine.header(), HeaderState::Blank);
-    let store = SealedStore::new(&machine.root.esp, None);
-    assert!(matches!(store.load().unwrap(), Stored::Absent));
+    let Sealed::Member(member) = machine.sealed() else {
+        panic!("not a member");
+    };
+    assert_eq!(member.identity.cold_start_policy, ColdStartPolicy::Owner);
 }
 
 /// No curator that has the key can be reached.
@@ -305,7 +399,7 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
         boot.off().await,
         [
             "hearth: waiting for a retry: cannot get the unlock key from the cluster: \
-             no address of a curator is known"
+             no address of a curator is known. Only the running cluster can unlock this node: its cold-start policy is NONE"
         ]
     );
 }

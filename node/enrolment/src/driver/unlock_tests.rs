@@ -3,40 +3,14 @@
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurity;
-use hearth_api::v1::cluster_directory::{self, Address};
 
 use super::super::testing::founding;
 use super::tests::{Boot, Machine};
 use super::*;
 
-/// An encrypted member of a cluster, powered off, whose directory has these curators, in this order.
+/// An encrypted member whose directory has these curators, in this order.
 fn member(cluster: &TestCluster, curators: &[&TestCurator]) -> Machine {
-    let machine = Machine::new();
-    let founding = founding(1, StorageSecurity::Encrypted);
-    let volume = founding.volume();
-    let mut data = DataPartition::new(machine.files.rebooted(), machine.root.data.clone());
-    data.initialise(&volume).unwrap();
-    data.make_file_system(&volume).unwrap();
-    data.mark_ready(&volume).unwrap();
-    let member = founding.into_member(cluster.ca().clone());
-    SealedStore::new(&machine.root.esp, None)
-        .save(&Sealed::Member(Arc::new(member)))
-        .unwrap();
-    let nodes = curators.iter().map(|curator| cluster_directory::Node {
-        id: curator.node_id.to_string(),
-        addresses: vec![Address {
-            host: curator.address.ip().to_string(),
-            port: curator.address.port().into(),
-        }],
-        roles: None,
-    });
-    let directory = ClusterDirectory {
-        nodes: nodes.collect(),
-    };
-    DirectoryStore::new(&machine.root.esp)
-        .save(&directory)
-        .unwrap();
-    machine
+    Machine::of_member(&founding(1, StorageSecurity::Encrypted), cluster, curators)
 }
 
 async fn curator(cluster: &Arc<TestCluster>, unlock_key: Option<ClusterUnlockKey>) -> TestCurator {

@@ -55,7 +55,7 @@ use hearth_host::storage::Volume;
 use hearth_host::storage::header::HeaderState;
 use rustls_pki_types::CertificateDer;
 
-use super::sealed::{Disowned, Founding, Member, Registering, Sealed, Stored};
+use super::sealed::{Disowned, Founding, Member, Recovery, Registering, Sealed, Stored};
 
 pub use founding::FoundingStep;
 pub use joining::disowned;
@@ -149,6 +149,8 @@ pub struct Committed {
     pub directory: Arc<ClusterDirectory>,
     /// The cluster owner's public key, if the cluster has told it.
     pub owner: Option<PublicKey>,
+    /// The owner's way to the cluster unlock key, if the cluster has a recovery recipient.
+    pub recovery: Option<Recovery>,
 }
 
 /// Why a task failed.
@@ -677,9 +679,11 @@ impl Machine {
                 return registering::after_entering(entering, step, done);
             }
             (State::SavingCredentials(entering, committed), Done::Plain) => {
-                let member = entering
-                    .registering()
-                    .into_member(entering.answer(), committed.owner);
+                let member = entering.registering().into_member(
+                    entering.answer(),
+                    committed.owner,
+                    committed.recovery.clone(),
+                );
                 let Committed {
                     credentials,
                     directory,

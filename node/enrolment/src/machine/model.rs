@@ -156,26 +156,6 @@ fn later_parameters_change_how_it_asks_and_nothing_else() {
     );
 }
 
-/// What this release does not support is refused before anything is created.
-#[test]
-fn an_answer_that_asks_for_too_much_is_refused() {
-    use hearth_api::v1::ColdStartPolicy;
-    let asks = testing::registering(1, None);
-    let answered = testing::registering(1, Some(StorageSecurity::Encrypted));
-    let right = answered.answer.clone().unwrap();
-    let reply = Box::new(Reply {
-        answer: super::super::sealed::Answer {
-            cold_start_policy: ColdStartPolicy::Owner,
-            ..right
-        },
-        approval: Approval::Given,
-        directory: ClusterDirectory::default(),
-    });
-    let done = Done::Answered(reply);
-    let state = registering::after_asking(&asks, AskingStep::Ask, done).unwrap();
-    assert!(matches!(state, State::Refused(_)), "{state:?}");
-}
-
 /// A machine, its parameters, and its view of the cluster.
 struct Seat {
     world: World,

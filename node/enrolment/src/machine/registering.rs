@@ -231,9 +231,6 @@ pub(super) fn after_asking(
 }
 
 fn answered(registering: &Arc<Registering>, reply: &Reply) -> State {
-    if let Err(why) = can_do(&reply.answer) {
-        return State::Refused(why);
-    }
     let mut asking = registering.asking.clone();
     for node in &reply.directory.nodes {
         if !asking.directory.nodes.contains(node) {
@@ -250,18 +247,6 @@ fn answered(registering: &Arc<Registering>, reply: &Reply) -> State {
         answer: reply.answer.clone(),
     };
     State::AnsweredRegistration(entering, EnteringStep::Save)
-}
-
-/// Whether this release supports what the cluster asks for.
-fn can_do(answer: &Answer) -> Result<(), String> {
-    use hearth_api::v1::ColdStartPolicy;
-    match answer.cold_start_policy {
-        ColdStartPolicy::None | ColdStartPolicy::Tpm => Ok(()),
-        other => Err(format!(
-            "the cluster's cold-start policy is {}, which this release does not support",
-            other.as_str_name()
-        )),
-    }
 }
 
 /// The state after a step with an answer.

@@ -580,6 +580,7 @@ impl Cluster {
             credentials: credentials(CA),
             directory: Arc::new(testing::directory("192.0.2.2")),
             owner: None,
+            recovery: None,
         })
     }
 

@@ -4,13 +4,18 @@ use std::fs;
 use std::sync::Mutex;
 
 use hearth_api::identity::PublicKey;
+use hearth_api::recovery::{RecoveryKey, UnlockSettings};
+use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
+use hearth_api::v1::{ColdStartPolicy, StorageSecurity};
 use hearth_base::supervisor::{Options, Supervisor, runnable};
-use hearth_base::testing::within_timeout;
+use hearth_base::testing::{assert_never, until, within_timeout};
 
 use super::*;
 use crate::driver::tests::Machine;
 use crate::registering_tests::{Home, member};
+use crate::sealed::Founding;
+use crate::testing::founding;
 
 /// A member after the hand-over.
 struct Node {
@@ -40,6 +45,7 @@ impl Node {
     fn start(&self) -> Running {
         let (member_writer, member) = event::value();
         let (refusals_writer, refusals) = event::value();
+        let (settings_writer, unlock_settings) = event::value();
         let (disowned_writer, disowned) = event::value();
         let reports = Arc::new(Mutex::new(Vec::new()));
         let parts = Arc::new(Parts {
@@ -54,6 +60,7 @@ impl Node {
             at_most_every: Duration::from_millis(20),
             member,
             refusals,
+            unlock_settings,
             disowned: disowned_writer,
         });
         member_writer.set(self.handed_over.clone());
@@ -70,6 +77,7 @@ impl Node {
             supervisor: Supervisor::start(top, Options::default()),
             _member: member_writer,
             refusals: refusals_writer,
+            settings: settings_writer,
             disowned,
             reports,
         }
@@ -97,6 +105,7 @@ struct Running {
     supervisor: Supervisor,
     _member: event::Writer<MemberData>,
     refusals: event::Writer<Refusals>,
+    settings: event::Writer<UnlockSettingsDigest>,
     disowned: event::Value<Disowned>,
     reports: Arc<Mutex<Vec<String>>>,
 }
@@ -183,5 +192,83 @@ async fn what_is_half_disowned_is_completed_without_the_cluster() {
     let running = node.start();
     running.disowned().await;
     assert!(node.is_wiped());
+    running.supervisor.shutdown().await;
+}
+
+/// A member of a cluster of which nothing but the answers of one curator exists.
+fn scripted(founding: &Founding, cluster: &TestCluster, curator: &TestCurator) -> Node {
+    let machine = Machine::of_member(founding, cluster, &[curator]);
+    let credentials = cluster.node();
+    Node {
+        key: credentials.key.public(),
+        handed_over: MemberData {
+            cluster_id: founding.identity.cluster_id,
+            node_id: founding.identity.node_id,
+            credentials: Arc::new(credentials),
+            directory: ClusterDirectory::default(),
+        },
+        sealed: Arc::new(SealedStore::new(&machine.root.esp, None)),
+        machine,
+    }
+}
+
+#[tokio::test]
+async fn a_running_member_follows_the_settings_of_its_cluster() {
+    let cluster = Arc::new(TestCluster::new());
+    let founding = founding(1, StorageSecurity::Encrypted);
+    let script = Script {
+        unlock_key: Some(founding.cluster_unlock_key.clone()),
+        ..Script::default()
+    };
+    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+    let node = scripted(&founding, &cluster, &curator);
+    let running = node.start();
+    let recovery = RecoveryKey::generate();
+    let steps = [
+        (ColdStartPolicy::Owner, Some(recovery.recipient())),
+        (
+            ColdStartPolicy::Owner,
+            Some(RecoveryKey::generate().recipient()),
+        ),
+        (ColdStartPolicy::Tpm, Some(recovery.recipient())),
+        (ColdStartPolicy::None, None),
+    ];
+    for (cold_start_policy, recovery_recipient) in steps {
+        let settings = UnlockSettings {
+            cold_start_policy,
+            recovery_recipient,
+        };
+        curator.set_unlock_settings(&settings);
+        running.settings.set(settings.digest());
+        let recorded = || match node.machine.sealed() {
+            Sealed::Member(member) => member,
+            other => panic!("{other:?}"),
+        };
+        until("the settings are recorded", || {
+            recorded().unlock_settings() == settings
+        })
+        .await;
+        let member = recorded();
+        assert!(member.cluster_unlock_key.is_none(), "it has no TPM");
+        if let Some(wrapped) = member
+            .recovery
+            .as_ref()
+            .filter(|r| r.recipient == recovery.recipient())
+        {
+            let opened = recovery.open(&member.identity.wrapped_for(), &wrapped.wrapped_key);
+            assert_eq!(opened.as_ref(), Ok(&founding.cluster_unlock_key));
+        }
+    }
+    // What it has recorded already is not asked for again.
+    let asked = curator.calls().len();
+    let settings = UnlockSettings {
+        cold_start_policy: ColdStartPolicy::None,
+        recovery_recipient: None,
+    };
+    running.settings.set(settings.digest());
+    assert_never("it asked again", async {
+        until("another call", || curator.calls().len() > asked).await;
+    })
+    .await;
     running.supervisor.shutdown().await;
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hearth_api::identity::{JoinKey, NodeKey};
 use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
 use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::StaticNetwork;
@@ -13,7 +14,8 @@ use rustls_pki_types::CertificateDer;
 use zeroize::Zeroizing;
 
 use super::{
-    Answer, Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedError, VERSION,
+    Answer, Asking, Disowned, Founding, Identity, Member, Recovery, Registering, Sealed,
+    SealedError, VERSION,
 };
 
 impl Sealed {
@@ -38,13 +40,12 @@ impl Sealed {
                 owner_public_key: founding.seed.owner.as_bytes().to_vec(),
                 node_key: founding.node_key.expose_seed().to_vec(),
                 cluster_unlock_key: founding.cluster_unlock_key.expose().to_vec(),
+                recovery: founding.recovery.as_ref().map(recovery_message),
                 founding: Some(private::Founding {
                     first_contact_secret: founding.seed.first_contact_secret.expose().to_vec(),
-                    recovery_recipient: founding
-                        .seed
-                        .recovery_recipient
-                        .map(|recipient| recipient.to_vec())
-                        .unwrap_or_default(),
+                    recovery_recipient: RecoveryRecipient::to_field(
+                        founding.seed.recovery_recipient,
+                    ),
                     configuration: Some(founding.seed.configuration.clone()),
                     roles: Some(founding.roles),
                     labels: founding.seed.labels.clone(),
@@ -64,6 +65,7 @@ impl Sealed {
                     .as_ref()
                     .map(|key| key.expose().to_vec())
                     .unwrap_or_default(),
+                recovery: member.recovery.as_ref().map(recovery_message),
                 ..identity_message(&member.identity)
             },
             Self::Disowned(disowned) => SealedConfiguration {
@@ -88,6 +90,13 @@ impl Sealed {
 
 fn der(certificate: Option<&CertificateDer<'_>>) -> Vec<u8> {
     certificate.map(|c| c.to_vec()).unwrap_or_default()
+}
+
+fn recovery_message(recovery: &Recovery) -> private::Recovery {
+    private::Recovery {
+        recipient: recovery.recipient.as_bytes().to_vec(),
+        wrapped_key: recovery.wrapped_key.as_bytes().to_vec(),
+    }
 }
 
 fn identity_message(identity: &Identity) -> SealedConfiguration {
@@ -193,6 +202,16 @@ fn certificate(bytes: &[u8]) -> Option<CertificateDer<'static>> {
     (!bytes.is_empty()).then(|| CertificateDer::from(bytes.to_vec()))
 }
 
+fn recovery(message: &SealedConfiguration) -> Result<Option<Recovery>, SealedError> {
+    let Some(recovery) = &message.recovery else {
+        return Ok(None);
+    };
+    Ok(Some(Recovery {
+        recipient: field("recovery.recipient", recovery.recipient[..].try_into())?,
+        wrapped_key: field("recovery.wrapped_key", recovery.wrapped_key[..].try_into())?,
+    }))
+}
+
 fn network(message: &SealedConfiguration) -> Result<Option<StaticNetwork>, SealedError> {
     let network = message.network_config.clone().map(StaticNetwork::parse);
     field("network_config", network.transpose())
@@ -250,13 +269,7 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
             "none",
         ));
     };
-    let recovery_recipient = match &founding.recovery_recipient[..] {
-        [] => None,
-        bytes => Some(field(
-            "founding.recovery_recipient",
-            <[u8; 32]>::try_from(bytes),
-        )?),
-    };
+    let recovery_recipient = RecoveryRecipient::from_field(&founding.recovery_recipient);
     Ok(Sealed::Founding(Arc::new(Founding {
         identity: parse_identity(message)?,
         node_key: field("node_key", NodeKey::from_seed_slice(&message.node_key))?,
@@ -264,6 +277,7 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
             "cluster_unlock_key",
             message.cluster_unlock_key[..].try_into(),
         )?,
+        recovery: recovery(message)?,
         cluster_ca: certificate(&message.cluster_ca),
         roles: founding.roles.unwrap_or_default(),
         seed: ClusterSeed {
@@ -272,7 +286,7 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
                 "founding.first_contact_secret",
                 founding.first_contact_secret[..].try_into(),
             )?,
-            recovery_recipient,
+            recovery_recipient: field("founding.recovery_recipient", recovery_recipient)?,
             configuration: founding.configuration.clone().unwrap_or_default(),
             labels: founding.labels.clone(),
         },
@@ -286,6 +300,7 @@ fn parse_registering(message: &SealedConfiguration) -> Result<Sealed, SealedErro
         "REGISTERING",
         message.owner_public_key.len(),
     )?;
+    absent("recovery", "REGISTERING", message.recovery.iter().len())?;
     let Some(asking) = &message.registering else {
         return Err(SealedError::content(
             "registering",
@@ -353,6 +368,7 @@ fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
         cluster_ca,
         owner,
         cluster_unlock_key,
+        recovery: recovery(message)?,
     })))
 }
 
@@ -364,6 +380,7 @@ fn parse_disowned(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
         ("cluster_unlock_key", message.cluster_unlock_key.len()),
         ("founding", message.founding.iter().len()),
         ("registering", message.registering.iter().len()),
+        ("recovery", message.recovery.iter().len()),
     ] {
         absent(name, "DISOWNED", length)?;
     }

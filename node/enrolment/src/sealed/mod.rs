@@ -15,6 +15,7 @@ use std::sync::Arc;
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket,
 };
+use hearth_api::recovery::{self, RecoveryRecipient, UnlockSettings, WrappedFor, WrappedKey};
 use hearth_api::v1::{
     ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
@@ -57,6 +58,15 @@ pub struct Identity {
     pub network: Option<StaticNetwork>,
 }
 
+/// The owner's way to the cluster unlock key of a node, when no curator is running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// The recovery key that opens it.
+    pub recipient: RecoveryRecipient,
+    /// The cluster unlock key.
+    pub wrapped_key: WrappedKey,
+}
+
 /// Phase FOUNDING: everything needed to bootstrap the cluster without the parameters.
 #[derive(Clone, Debug)]
 pub struct Founding {
@@ -66,6 +76,8 @@ pub struct Founding {
     pub node_key: NodeKey,
     /// CUK: the other half of the data partition's key.
     pub cluster_unlock_key: ClusterUnlockKey,
+    /// The same key, for the owner.
+    pub recovery: Option<Recovery>,
     /// The cluster CA. Set once the authorities are on the data partition, which must not be
     /// created again after that.
     pub cluster_ca: Option<CertificateDer<'static>>,
@@ -137,6 +149,8 @@ pub struct Member {
     pub owner: Option<PublicKey>,
     /// CUK, only if the node opens its data partition itself ([`Identity::opens_itself`]).
     pub cluster_unlock_key: Option<ClusterUnlockKey>,
+    /// CUK for the owner; `None` if the cluster has no recovery recipient, or the data partition no key.
+    pub recovery: Option<Recovery>,
 }
 
 /// Phase DISOWNED: the cluster has removed the node, and no key is left. The IDs are kept, so that
@@ -170,12 +184,40 @@ impl Identity {
     pub fn opens_itself(&self) -> bool {
         self.cold_start_policy == ColdStartPolicy::Tpm
             && self.tpm_usage == TpmUsage::PresentAndUsed
-            && self.storage_security != StorageSecurity::Insecure
+            && self.has_secrets()
+    }
+
+    /// Whether the data partition has a key.
+    pub fn has_secrets(&self) -> bool {
+        self.storage_security != StorageSecurity::Insecure
     }
 
     /// The CUK as a member has it.
     fn kept(&self, cluster_unlock_key: &ClusterUnlockKey) -> Option<ClusterUnlockKey> {
         self.opens_itself().then(|| cluster_unlock_key.clone())
+    }
+
+    /// The owner's way to this cluster unlock key; `None` without a recipient, or if the data partition has no key.
+    pub fn recovery(
+        &self,
+        recipient: Option<RecoveryRecipient>,
+        key: &ClusterUnlockKey,
+    ) -> Option<Recovery> {
+        let recipient = recipient.filter(|_| self.has_secrets())?;
+        Some(Recovery {
+            recipient,
+            wrapped_key: recovery::wrap(&recipient, &self.wrapped_for(), key),
+        })
+    }
+
+    /// What binds a wrapped key to this node.
+    pub fn wrapped_for(&self) -> WrappedFor {
+        WrappedFor {
+            cluster_id: self.cluster_id,
+            node_id: self.node_id,
+            join_key: self.join_key.public(),
+            key_epoch: self.key_epoch,
+        }
     }
 
     /// The owner in the header of the data partition.
@@ -227,6 +269,7 @@ impl Founding {
             cluster_ca,
             owner: Some(self.seed.owner),
             cluster_unlock_key: self.identity.kept(&self.cluster_unlock_key),
+            recovery: self.recovery.clone(),
         }
     }
 }
@@ -255,19 +298,75 @@ impl Registering {
             .expect("a registering node has both keys")
     }
 
+    /// The cluster unlock key, wrapped to the recovery recipient of the cluster.
+    pub fn recovery(
+        &self,
+        answer: &Answer,
+        recipient: Option<RecoveryRecipient>,
+    ) -> Option<Recovery> {
+        self.identity(answer)
+            .recovery(recipient, &self.cluster_unlock_key)
+    }
+
     /// The member after the commit.
-    pub fn into_member(&self, answer: &Answer, owner: Option<PublicKey>) -> Member {
+    pub fn into_member(
+        &self,
+        answer: &Answer,
+        owner: Option<PublicKey>,
+        recovery: Option<Recovery>,
+    ) -> Member {
         let identity = self.identity(answer);
         Member {
             cluster_unlock_key: identity.kept(&self.cluster_unlock_key),
             identity,
             cluster_ca: self.cluster_ca.clone(),
             owner,
+            recovery,
         }
     }
 }
 
 impl Member {
+    /// Whether the owner may unlock the node when no curator is running: a node without a TPM in a cluster with the
+    /// policy TPM opens as under OWNER.
+    pub fn owner_unlocks(&self) -> Option<(&Recovery, PublicKey)> {
+        match self.identity.cold_start_policy {
+            ColdStartPolicy::Owner | ColdStartPolicy::Tpm => {
+                Some((self.recovery.as_ref()?, self.owner?))
+            }
+            ColdStartPolicy::None | ColdStartPolicy::Unspecified => None,
+        }
+    }
+
+    /// The settings that it has recorded.
+    pub fn unlock_settings(&self) -> UnlockSettings {
+        UnlockSettings {
+            cold_start_policy: self.identity.cold_start_policy,
+            recovery_recipient: self.recovery.as_ref().map(|recovery| recovery.recipient),
+        }
+    }
+
+    /// The member under other settings of its cluster; `None` if it is the same.
+    pub fn under(&self, settings: &UnlockSettings, key: &ClusterUnlockKey) -> Option<Self> {
+        if !self.identity.has_secrets() || self.unlock_settings() == *settings {
+            return None;
+        }
+        let identity = Identity {
+            cold_start_policy: settings.cold_start_policy,
+            ..self.identity.clone()
+        };
+        let recovery = match (&self.recovery, settings.recovery_recipient) {
+            (Some(known), Some(recipient)) if known.recipient == recipient => Some(known.clone()),
+            (_, recipient) => identity.recovery(recipient, key),
+        };
+        Some(Self {
+            cluster_unlock_key: identity.kept(key),
+            identity,
+            recovery,
+            ..self.clone()
+        })
+    }
+
     /// The IDs that remain after the cluster has removed the node.
     pub fn into_disowned(&self) -> Disowned {
         Disowned {
@@ -300,16 +399,16 @@ impl Sealed {
         }
     }
 
-    /// How the TPM is used; `None` if the cluster has not said yet, or does not matter any more.
-    pub fn tpm_usage(&self) -> Option<TpmUsage> {
-        match self {
-            Self::Founding(founding) => Some(founding.identity.tpm_usage),
-            Self::Registering(registering) => {
-                registering.answer.as_ref().map(|answer| answer.tpm_usage)
-            }
-            Self::Member(member) => Some(member.identity.tpm_usage),
-            Self::Disowned(_) => None,
-        }
+    /// Whether the TPM seals it; `None` if the cluster has not said yet.
+    pub fn uses_tpm(&self) -> Option<bool> {
+        let usage = match self {
+            Self::Founding(founding) => founding.identity.tpm_usage,
+            Self::Registering(registering) => registering.answer.as_ref()?.tpm_usage,
+            Self::Member(member) => member.identity.tpm_usage,
+            // No key is left.
+            Self::Disowned(_) => return Some(false),
+        };
+        Some(usage == TpmUsage::PresentAndUsed)
     }
 
     /// The static network configuration that was saved from the parameters.

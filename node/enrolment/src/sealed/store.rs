@@ -19,8 +19,6 @@
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearth_api::v1::TpmUsage;
-
 use hearth_host::layout::{Esp, StateFile};
 use hearth_sys::files::FileError;
 use hearth_sys::slots::{
@@ -117,13 +115,20 @@ pub enum Stored {
 }
 
 /// The store on an ESP. A node has one instance, because it remembers which slot's last write
-/// failed.
+/// failed, and what the slots have: a TPM takes its time.
 #[derive(Debug)]
 pub struct SealedStore {
     esp: Esp,
     file: StateFile,
-    slots: Mutex<SlotPair<FileSlot>>,
+    state: Mutex<State>,
     sealer: Option<Arc<Sealer>>,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: SlotPair<FileSlot>,
+    /// What was loaded or saved last; `None` if that failed.
+    known: Option<Stored>,
 }
 
 impl SealedStore {
@@ -132,7 +137,10 @@ impl SealedStore {
         let file = esp.sealed_configuration();
         Self {
             esp: esp.clone(),
-            slots: Mutex::new(file.slots(&[PLAIN, TPM])),
+            state: Mutex::new(State {
+                slots: file.slots(&[PLAIN, TPM]),
+                known: None,
+            }),
             file,
             sealer,
         }
@@ -143,9 +151,19 @@ impl SealedStore {
         self.sealer.is_some()
     }
 
-    /// Reads the configuration, and repairs a slot that is out of date.
+    /// The configuration. The first call reads it, and repairs a slot that is out of date.
     pub fn load(&self) -> Result<Stored, SealedError> {
-        let (format, payload) = match self.slots().load()? {
+        let mut state = self.state();
+        if let Some(known) = &state.known {
+            return Ok(known.clone());
+        }
+        let stored = self.read(&mut state.slots)?;
+        state.known = Some(stored.clone());
+        Ok(stored)
+    }
+
+    fn read(&self, slots: &mut SlotPair<FileSlot>) -> Result<Stored, SealedError> {
+        let (format, payload) = match slots.load()? {
             Loaded::Absent => return Ok(Stored::Absent),
             Loaded::NeverCompleted => return Ok(Stored::NeverCompleted),
             Loaded::Value {
@@ -157,7 +175,7 @@ impl SealedStore {
             return Ok(Stored::Sealed(Sealed::decode(unframe(&record)?)?));
         }
         let sealed = Sealed::decode(unframe(&payload)?)?;
-        if self.format_of(&sealed) == TPM && sealed.tpm_usage().is_some() {
+        if sealed.uses_tpm() == Some(true) {
             return Err(SealedError::content(
                 "record",
                 "one that is sealed by the TPM, which this node uses",
@@ -171,7 +189,8 @@ impl SealedStore {
     /// left in the files.
     pub fn save(&self, sealed: &Sealed) -> Result<(), SealedError> {
         self.esp.make_directories()?;
-        let mut slots = self.slots();
+        let mut state = self.state();
+        state.known = None;
         let former = self
             .file
             .paths()
@@ -179,23 +198,22 @@ impl SealedStore {
         let record = frame(&sealed.encode(), former.into_iter().max().unwrap_or(0));
         let format = self.format_of(sealed);
         if format == TPM {
-            slots.save_as(TPM, &self.sealer()?.seal(&record)?)?;
+            let record = self.sealer()?.seal(&record)?;
+            state.slots.save_as(TPM, &record)?;
         } else {
-            slots.save_as(PLAIN, &record)?;
+            state.slots.save_as(PLAIN, &record)?;
         }
+        state.known = Some(Stored::Sealed(sealed.clone()));
         Ok(())
     }
 
     /// The format of this configuration.
     fn format_of(&self, sealed: &Sealed) -> SlotFormat {
-        let uses_tpm = match (sealed, sealed.tpm_usage()) {
-            (_, Some(usage)) => usage == TpmUsage::PresentAndUsed,
-            // The cluster has not said yet how the TPM is to be used.
-            (Sealed::Registering(_), None) => self.can_seal(),
-            // No key is left.
-            (_, None) => false,
-        };
-        if uses_tpm { TPM } else { PLAIN }
+        // Where the cluster has not said yet how the TPM is to be used, it protects what it can.
+        match sealed.uses_tpm().unwrap_or(self.can_seal()) {
+            true => TPM,
+            false => PLAIN,
+        }
     }
 
     fn sealer(&self) -> Result<&Sealer, SealedError> {
@@ -204,12 +222,14 @@ impl SealedStore {
 
     /// Erases the configuration.
     pub fn erase(&self) -> Result<(), SealedError> {
-        Ok(self.slots().erase()?)
+        let mut state = self.state();
+        state.known = None;
+        Ok(state.slots.erase()?)
     }
 
-    fn slots(&self) -> MutexGuard<'_, SlotPair<FileSlot>> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // A panic has the same effect as a failed write.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 
 use hearth_api::identity::{FirstContactSecret, SigningKey};
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::stored_form;
 use hearth_api::v1::{
     ClusterConfiguration, KubernetesConfiguration, NetworkConfig, StorageSecurityPolicy, TpmMode,
@@ -69,6 +70,10 @@ fn identity() -> Identity {
     }
 }
 
+fn recipient() -> RecoveryRecipient {
+    RecoveryRecipient::try_from(&[0x99; 32][..]).unwrap()
+}
+
 /// With the minimum of fields.
 fn founding() -> Founding {
     Founding {
@@ -82,6 +87,7 @@ fn founding() -> Founding {
         },
         node_key: NodeKey::from_seed([0x66; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0x77; 32]),
+        recovery: None,
         cluster_ca: None,
         seed: ClusterSeed {
             owner: owner(),
@@ -100,7 +106,7 @@ fn full_founding() -> Founding {
         identity: identity(),
         cluster_ca: Some(ca()),
         seed: ClusterSeed {
-            recovery_recipient: Some([0x99; 32]),
+            recovery_recipient: Some(recipient()),
             configuration: ClusterConfiguration {
                 cluster_domain: "example.internal".into(),
                 tpm_mode: TpmMode::BestEffort.into(),
@@ -177,7 +183,18 @@ fn ownerless() -> Member {
 fn that_opens_itself() -> Member {
     let registering = answered();
     let answer = registering.answer.clone().unwrap();
-    registering.into_member(&answer, None)
+    registering.into_member(&answer, None, None)
+}
+
+/// A member that its owner can unlock.
+fn recoverable() -> Member {
+    Member {
+        recovery: Some(Recovery {
+            recipient: recipient(),
+            wrapped_key: WrappedKey::try_from(&[0xcc; 80][..]).unwrap(),
+        }),
+        ..member()
+    }
 }
 
 /// An answer to a machine whose TPM is not used, so that its record is plain.
@@ -231,6 +248,11 @@ fn the_stored_form_stays() {
     let sealed = Sealed::Member(Arc::new(that_opens_itself()));
     read(
         &stored_form!("sealed-member-with-both-keys.pb", sealed.encode()),
+        &sealed,
+    );
+    let sealed = Sealed::Member(Arc::new(recoverable()));
+    read(
+        &stored_form!("sealed-member-recoverable.pb", sealed.encode()),
         &sealed,
     );
     let sealed = Sealed::Disowned(member().into_disowned());

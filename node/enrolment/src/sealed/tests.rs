@@ -2,6 +2,7 @@ use std::fs;
 
 use hearth_api::identity::{ClusterId, SigningKey};
 use hearth_api::private::{self, SealedConfiguration};
+use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{ClusterConfiguration, StorageSecurityPolicy, TpmMode, node_roles};
 use hearth_host::layout::Root;
 use hearth_sys::slots::HEADER_LEN;
@@ -51,8 +52,9 @@ fn all_phases() -> Vec<Sealed> {
     ]
 }
 
+/// What the next boot finds.
 fn loaded(place: &Place) -> Sealed {
-    match place.store.load().unwrap() {
+    match SealedStore::new(&place.root.esp, None).load().unwrap() {
         Stored::Sealed(sealed) => sealed,
         other => panic!("{other:?}"),
     }
@@ -143,12 +145,10 @@ fn damage_is_told_from_absence() {
         }
         fs::write(&a, damage).unwrap();
         fs::write(&b, damage).unwrap();
-        let error = place.store.load().unwrap_err();
+        let store = SealedStore::new(&place.root.esp, None);
+        let error = store.load().unwrap_err();
         assert!(!error.is_transient(), "{error}");
-        assert!(
-            place.store.save(sealed).is_err(),
-            "not overwritten by accident"
-        );
+        assert!(store.save(sealed).is_err(), "not overwritten by accident");
     }
 }
 
@@ -284,7 +284,7 @@ fn what_a_founding_was_asked_for_is_kept() {
             ..NodeRoles::default()
         },
         seed: ClusterSeed {
-            recovery_recipient: Some([7; 32]),
+            recovery_recipient: Some(RecoveryKey::from_bytes([7; 32]).recipient()),
             configuration: ClusterConfiguration {
                 cluster_domain: "example.internal".into(),
                 tpm_mode: TpmMode::Disabled.into(),

@@ -26,13 +26,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hearth_api::identity::random_bytes;
 use hearth_tpm::{
     DecodeError, KeyError, ParseError, Pcr, PcrSelection, PcrSignatures, Policy, PolicyKey,
     SealError, SignedPolicy, Tpm, UnsealError,
 };
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::error::Unspecified;
-use ring::rand::{SecureRandom as _, SystemRandom};
 use zeroize::Zeroizing;
 
 /// The state of Secure Boot.
@@ -100,9 +100,6 @@ pub enum TpmError {
         /// The actual value.
         found: String,
     },
-    /// The system has no random numbers.
-    #[error("the system did not provide random numbers")]
-    Random,
 }
 
 impl TpmError {
@@ -112,7 +109,6 @@ impl TpmError {
             self,
             Self::Seal(SealError::Command(_) | SealError::PcrsChanged { .. })
                 | Self::Unseal(UnsealError::Command(_) | UnsealError::LockedOut(_))
-                | Self::Random
         )
     }
 }
@@ -169,10 +165,7 @@ impl Sealer {
 
     /// The record with this message.
     pub(super) fn seal(&self, message: &[u8]) -> Result<Zeroizing<Vec<u8>>, TpmError> {
-        let mut key = Zeroizing::new([0; KEY_LEN]);
-        SystemRandom::new()
-            .fill(&mut *key)
-            .map_err(|Unspecified| TpmError::Random)?;
+        let key = Zeroizing::new(random_bytes::<KEY_LEN>());
         let sealed = {
             let mut tpm = self.tpm();
             let sealed = tpm.seal(&*key, &self.policy)?;

@@ -1,13 +1,14 @@
 //! `cluster_bootstrap`: create a new cluster.
 
 use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
+use hearth_api::recovery::{RecoveryError, RecoveryRecipient};
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeRoles, StorageSecurity,
-    StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
+    ClusterBootstrap, ClusterConfiguration, NodeRoles, StorageSecurity, StorageSecurityPolicy,
+    TpmMode, TpmUsage, node_roles,
 };
 use hearth_api::{labels, settings};
 
-use super::Problem;
+use super::{Problem, cold_start};
 use crate::handover::ClusterSeed;
 
 /// The parameters of a bootstrap.
@@ -17,8 +18,8 @@ pub struct Bootstrap {
     pub seed: ClusterSeed,
     /// The storage security of this node's data partition, according to the policy.
     pub storage_security: StorageSecurity,
-    /// The same as in the cluster configuration.
-    pub cold_start_policy: ColdStartPolicy,
+    /// Whether the owner accepts that the cluster's data can be lost; see [`cold_start`].
+    pub accept_loss: bool,
     /// The roles of the first node, consensus member at least. `None`: all roles that its image can
     /// run.
     pub roles: Option<NodeRoles>,
@@ -44,25 +45,31 @@ impl Bootstrap {
                 )
             })?;
         let configuration = configuration(message.initial_cluster_configuration)?;
-        let storage_security_policy = configuration.storage_security_policy();
-        let cold_start_policy = configuration.cold_start_policy();
-        let recipient = recipient(&message.recovery_recipient, cold_start_policy)?;
+        let storage_security = storage_security(configuration.storage_security_policy());
+        let recovery_recipient = recipient(&message.recovery_recipient)?;
+        cold_start::check(
+            configuration.cold_start_policy(),
+            storage_security,
+            recovery_recipient.is_some(),
+            message.accept_loss,
+        )?;
         Ok(Self {
             seed: ClusterSeed {
                 owner,
                 first_contact_secret,
-                recovery_recipient: recipient,
+                recovery_recipient,
                 configuration,
                 labels: labels::parse("cluster_bootstrap.labels", message.labels)?,
             },
-            storage_security: storage_security(storage_security_policy),
-            cold_start_policy,
+            storage_security,
+            accept_loss: message.accept_loss,
             roles: roles(message.initial_roles)?,
         })
     }
 }
 
-/// Checks the settings of the new cluster, and gives those without a value their defaults.
+/// Checks the settings of the new cluster, and gives those without a value their defaults. The
+/// cold-start policy has none.
 fn configuration(message: Option<ClusterConfiguration>) -> Result<ClusterConfiguration, Problem> {
     settings::complete(message.unwrap_or_default()).map_err(|error| {
         let field = format!(
@@ -100,26 +107,16 @@ pub fn tpm_usage(mode: TpmMode, is_present: bool) -> Option<TpmUsage> {
     }
 }
 
-fn recipient(bytes: &[u8], policy: ColdStartPolicy) -> Result<Option<[u8; 32]>, Problem> {
+/// Parses the recovery recipient; `None` if there is none.
+fn recipient(bytes: &[u8]) -> Result<Option<RecoveryRecipient>, Problem> {
+    let parsed = RecoveryRecipient::from_field(bytes);
     let field = "cluster_bootstrap.recovery_recipient";
-    if policy != ColdStartPolicy::Owner {
-        return match bytes.len() {
-            0 => Ok(None),
-            found => Err(Problem::unwanted(
-                field,
-                "no value (the cold-start policy is not OWNER)",
-                format!("{found} bytes"),
-            )),
-        };
-    }
-    match <[u8; 32]>::try_from(bytes) {
-        Ok(recipient) => Ok(Some(recipient)),
-        Err(_) => Err(Problem::unwanted(
-            field,
-            "32 bytes",
-            bytes.len().to_string(),
-        )),
-    }
+    parsed.map_err(|error| match error {
+        RecoveryError::Field {
+            expected, found, ..
+        } => Problem::unwanted(field, expected, found),
+        other => Problem::unwanted(field, "an X25519 public key", other.to_string()),
+    })
 }
 
 impl Bootstrap {

@@ -17,16 +17,17 @@
 //! | cluster domain | `cluster.internal` |
 //! | TPM mode | BEST_EFFORT |
 //! | storage security policy | NEEDS_ENCRYPTION |
-//! | cold-start policy | NONE |
+//! | cold-start policy | decided when the cluster is created: TPM if the machine can seal with its TPM, otherwise OWNER if there is a recovery recipient; see [`cold_start_policy`] |
 //! | roles of the first node | consensus member, and both Kubernetes roles if the image can run them |
 //! | network | DHCP |
 //!
-//! In this release an owner cannot unlock the nodes of an encrypted cluster: the cold-start policy
-//! OWNER is rejected.
+//! For an encrypted cluster, a recovery recipient is required, unless `accept_loss` says that its data
+//! may be lost. The cold-start policy NONE requires `accept_loss` in any case.
 //!
 //! A machine that has a sealed configuration needs no parameters.
 
 mod bootstrap;
+mod cold_start;
 mod network;
 mod register;
 mod wire;
@@ -48,6 +49,7 @@ use crate::layout::Esp;
 use crate::storage::EnrolmentId;
 
 pub use bootstrap::{Bootstrap, storage_security, tpm_usage};
+pub use cold_start::{ColdStartError, cold_start_policy};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;
 

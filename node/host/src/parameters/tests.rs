@@ -1,8 +1,8 @@
+mod sources;
 mod stored_forms;
 
-use std::fs;
-
 use hearth_api::identity::SigningKey;
+use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
     KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
@@ -17,10 +17,15 @@ use crate::layout::Root;
 /// The smallest valid bootstrap.
 fn bootstrap() -> ClusterBootstrap {
     ClusterBootstrap {
+        recovery_recipient: recipient().as_bytes().to_vec(),
         owner_public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
         first_contact_secret: vec![2; 32],
         ..ClusterBootstrap::default()
     }
+}
+
+fn recipient() -> RecoveryRecipient {
+    RecoveryKey::from_bytes([5; 32]).recipient()
 }
 
 fn register() -> ClusterRegister {
@@ -122,8 +127,10 @@ fn what_is_unset_has_a_default() {
     );
     assert_eq!(
         bootstrap.seed.configuration.cold_start_policy(),
-        ColdStartPolicy::None
+        ColdStartPolicy::Unspecified
     );
+    assert_eq!(bootstrap.seed.recovery_recipient, Some(recipient()));
+    assert!(!bootstrap.accept_loss);
     assert_eq!(bootstrap.storage_security, StorageSecurity::Encrypted);
     assert_eq!(bootstrap.roles, None);
     let held = |can_run_kubernetes| {
@@ -203,9 +210,28 @@ fn each_field_that_will_not_do_is_named() {
             "cluster_bootstrap.first_contact_secret: expected 32 bytes, got 0".into(),
         ),
         (
-            refused_bootstrap(|b| b.recovery_recipient = vec![1; 32]),
-            "cluster_bootstrap.recovery_recipient: expected no value (the cold-start policy is \
-             not OWNER), got 32 bytes"
+            refused_bootstrap(|b| b.recovery_recipient = vec![1; 31]),
+            "cluster_bootstrap.recovery_recipient: expected 32 bytes, got 31 bytes".into(),
+        ),
+        (
+            refused_bootstrap(|b| b.recovery_recipient = vec![0; 32]),
+            "cluster_bootstrap.recovery_recipient: expected an X25519 public key, got a point of \
+             small order"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| b.recovery_recipient.clear()),
+            "cluster_bootstrap.recovery_recipient: expected 32 bytes (`hearthctl owner init` makes \
+             a recovery key), or accept_loss, as without a recovery key the data are lost with the \
+             TPMs of the nodes, got none"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| {
+                *b = configured(|c| c.cold_start_policy = ColdStartPolicy::None.into());
+            }),
+            "cluster_bootstrap.accept_loss: expected true, as with cold-start policy NONE the data \
+             are lost when all nodes are off, got false"
                 .into(),
         ),
         (
@@ -217,11 +243,16 @@ fn each_field_that_will_not_do_is_named() {
         (
             refused_bootstrap(|b| {
                 *b = configured(|c| c.cold_start_policy = ColdStartPolicy::Owner.into());
+                b.recovery_recipient.clear();
+                b.accept_loss = true;
             }),
-            format!(
-                "{configuration}.cold_start_policy: expected TPM or NONE (in this release an owner \
-                 cannot unlock nodes), got OWNER"
-            ),
+            "cluster_bootstrap.recovery_recipient: expected 32 bytes, as the cold-start policy is \
+             OWNER (`hearthctl owner init` makes a recovery key), got none"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| *b = configured(|c| c.cold_start_policy = 77)),
+            format!("{configuration}.cold_start_policy: expected TPM, OWNER or NONE, got 77"),
         ),
         (
             refused_bootstrap(|b| *b = configured(|c| c.storage_security_policy = 77)),
@@ -603,80 +634,6 @@ fn the_wire_is_read_strictly() {
     );
 }
 
-struct Machine {
-    _dir: tempfile::TempDir,
-    fw_cfg: FwCfg,
-    root: Root,
-}
-
-/// A machine with these bytes in fw_cfg and on its ESP.
-fn machine(in_fw_cfg: Option<&[u8]>, on_esp: Option<&[u8]>) -> Machine {
-    let dir = tempfile::tempdir().unwrap();
-    let root = Root::under(&dir.path().join("root"));
-    if let Some(bytes) = in_fw_cfg {
-        let item = dir.path().join("by_name").join(names::fw_cfg::PARAMETERS);
-        fs::create_dir_all(&item).unwrap();
-        fs::write(item.join("raw"), bytes).unwrap();
-    }
-    if let Some(bytes) = on_esp {
-        let path = root.esp.parameters();
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    }
-    Machine {
-        fw_cfg: FwCfg::at(dir.path()),
-        root,
-        _dir: dir,
-    }
-}
-
-impl Machine {
-    fn load(&self) -> Loaded {
-        load(&self.fw_cfg, &self.root.esp)
-    }
-}
-
-#[test]
-fn nothing_anywhere_is_nothing() {
-    assert!(machine(None, None).load().unwrap().is_none());
-}
-
-#[test]
-fn either_source_serves_and_fw_cfg_comes_first() {
-    let right = founding(bootstrap()).encode_to_vec();
-    let found = machine(None, Some(&right)).load().unwrap().unwrap();
-    assert_eq!((found.source, found.ignored), (Source::Esp, None));
-    let found = machine(Some(&right), None).load().unwrap().unwrap();
-    assert_eq!((found.source, found.ignored), (Source::FwCfg, None));
-    // The content on the ESP does not matter.
-    let found = machine(Some(&right), Some(b"?")).load().unwrap().unwrap();
-    assert_eq!(
-        (found.source, found.ignored),
-        (Source::FwCfg, Some(Source::Esp))
-    );
-}
-
-#[test]
-fn what_is_there_and_bad_never_falls_through() {
-    let right = founding(bootstrap()).encode_to_vec();
-    let large = vec![0; 1 << 20];
-    for bad in [b"".as_slice(), b"?", &large] {
-        let error = machine(Some(bad), Some(&right)).load().unwrap_err();
-        assert_eq!(error.from, Source::FwCfg);
-        let error = machine(None, Some(bad)).load().unwrap_err();
-        assert_eq!(error.from, Source::Esp);
-    }
-    // An item without content, as the kernel exposes one that it cannot read.
-    let broken = machine(Some(b""), Some(&right));
-    let item = broken
-        ._dir
-        .path()
-        .join("by_name")
-        .join(names::fw_cfg::PARAMETERS);
-    fs::remove_file(item.join("raw")).unwrap();
-    assert_eq!(broken.load().unwrap_err().from, Source::FwCfg);
-}
-
 #[test]
 fn no_secret_is_printed() {
     let secret = || vec![0xa5; 32];
@@ -722,6 +679,7 @@ fn valid() -> impl Strategy<Value = NodeParameters> {
                             }
                         }),
                         labels,
+                        accept_loss: true,
                         ..ClusterBootstrap::default()
                     },
                 )),

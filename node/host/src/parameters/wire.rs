@@ -168,7 +168,7 @@ mod tests {
                 .map(|index| proto.oneof_decl[index as usize].name());
             assert_eq!(ours.oneof, oneof, "{what}");
             match (&ours.kind, theirs.r#type()) {
-                (Kind::Varint, Type::Enum | Type::Uint32 | Type::Uint64)
+                (Kind::Varint, Type::Bool | Type::Enum | Type::Uint32 | Type::Uint64)
                 | (Kind::Fixed64, Type::Fixed64)
                 | (Kind::Bytes, Type::Bytes | Type::String) => {}
                 (Kind::Message(inner), Type::Message) => {

@@ -172,6 +172,15 @@ impl<M: StorageBackend> DataPartition<M> {
         Ok(self.front()?.read()?)
     }
 
+    /// Whether this volume's keys match the header. A header that cannot be used is not rejected here, but when the volume
+    /// is mounted.
+    pub fn is_opened_by(&mut self, volume: &Volume) -> Result<bool, StorageError> {
+        Ok(match self.inspect()? {
+            HeaderState::Header(header) => header.is_authentic(volume.secrets.as_ref()),
+            _ => true,
+        })
+    }
+
     /// Erases the header, and with it all data. The header region is blank afterwards.
     pub fn erase(&mut self) -> Result<(), StorageError> {
         self.made = None;

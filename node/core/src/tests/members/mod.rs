@@ -246,6 +246,7 @@ impl Cluster {
             connection: connections,
             acknowledged,
             refusals,
+            unlock_settings: event::value().0,
         });
         let mut status = JoinSet::new();
         status.spawn(report(

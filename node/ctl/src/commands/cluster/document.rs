@@ -30,15 +30,13 @@ pub(super) fn render(read: &Versioned) -> String {
     let (fixed, changeable): (Vec<_>, Vec<_>) =
         SETTINGS.iter().partition(|setting| setting.fixed.is_some());
     for setting in changeable {
-        let default = match setting.default_value().to_string() {
-            none if none.is_empty() => "none".to_owned(),
-            default => default,
+        let default = match setting.default_value().map(|value| value.to_string()) {
+            None => "No default".to_owned(),
+            Some(none) if none.is_empty() => "Default: none".to_owned(),
+            Some(default) => format!("Default: {default}"),
         };
         let line = line(setting, &read.configuration);
-        text.push_str(&format!(
-            "\n# {}\n# Default: {default}\n{line}\n",
-            setting.help
-        ));
+        text.push_str(&format!("\n# {}\n# {default}\n{line}\n", setting.help));
     }
     text.push_str("\n# Fixed when the cluster was created:\n");
     for setting in fixed {
@@ -114,7 +112,7 @@ fn add(read: &ClusterConfiguration, line: &str, change: &mut Change) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::v1::{KubernetesConfiguration, TpmMode};
+    use hearth_api::v1::{ColdStartPolicy, KubernetesConfiguration, TpmMode};
     use proptest::prelude::*;
 
     use super::*;
@@ -126,6 +124,7 @@ mod tests {
             version: 42,
             configuration: settings::with_defaults(ClusterConfiguration {
                 tpm_mode: TpmMode::Disabled.into(),
+                cold_start_policy: ColdStartPolicy::Tpm.into(),
                 kubernetes: Some(KubernetesConfiguration {
                     synchronized_labels: labels.iter().map(|&label| label.to_owned()).collect(),
                 }),
@@ -139,6 +138,7 @@ mod tests {
         let text = render(&read(&["rack", "zone.*"]));
         for part in [
             "version 42",
+            "# No default\ncold_start_policy = TPM\n",
             "# Default: none\nkubernetes.synchronized_labels = rack,zone.*\n",
             "# tpm_mode = DISABLED\n",
         ] {
@@ -174,6 +174,7 @@ mod tests {
                     kubernetes.labels = a\n\
                     kubernetes.synchronized_labels = a*b\n\
                     tpm_mode = ALWAYS\n\
+                    cold_start_policy =\n\
                     cluster_domain = other.internal\n\
                     kubernetes.synchronized_labels = a\n\
                     kubernetes.synchronized_labels = b\n";
@@ -183,6 +184,7 @@ mod tests {
             "setting: expected one of cluster_domain, ",
             "kubernetes.synchronized_labels[0]: expected ",
             "tpm_mode: expected REQUIRED, BEST_EFFORT or DISABLED, ",
+            "cold_start_policy: expected TPM, OWNER or NONE, got no value, ",
             "cluster_domain: expected cluster.internal, got other.internal: it is fixed",
             "kubernetes.synchronized_labels: expected one value, got several",
         ];

@@ -13,7 +13,7 @@ use hearth_api::v1::{
 use hearth_api::{names, operator};
 use tonic::Status;
 
-use super::passing;
+use super::{passing, tell};
 use crate::args::{Global, RoleName};
 use crate::failure::{Failure, Kind};
 use crate::output::{self, safe};
@@ -192,14 +192,6 @@ async fn follow(
                 ));
             }
         }
-    }
-}
-
-/// Prints the progress if it has changed.
-fn tell(told: &mut String, progress: String) {
-    if progress != *told {
-        eprintln!("hearthctl: {progress}");
-        *told = progress;
     }
 }
 

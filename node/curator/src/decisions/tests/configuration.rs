@@ -4,21 +4,26 @@ use std::collections::BTreeSet;
 
 use hearth_api::private::StoredCluster;
 use hearth_api::settings::{self, SETTINGS, Setting, Value};
-use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest, KubernetesConfiguration};
+use hearth_api::v1::{
+    ClusterConfiguration, ColdStartPolicy, ConfigureClusterRequest, KubernetesConfiguration,
+};
 use prost::Message as _;
 
 use super::super::configuration::{Change, Configured, version};
 use super::*;
 use crate::state::FullCluster;
 
-fn founded(configuration: ClusterConfiguration) -> Records {
+fn founded(configuration: ClusterConfiguration, has_recipient: bool) -> Records {
     let stored = StoredCluster {
         version: state::VERSION,
         cluster_id: vec![1; 16],
         configuration: Some(configuration),
         owner_public_key: node_key(0).as_bytes().to_vec(),
         first_contact_secret: vec![2; 32],
-        ..StoredCluster::default()
+        recovery_recipient: match has_recipient {
+            true => vec![3; 32],
+            false => Vec::new(),
+        },
     };
     let mut records = Records::default();
     let write = Write::when(Condition::Absent(state::CLUSTER.into()));
@@ -42,16 +47,17 @@ struct Asked {
 fn values() -> impl Strategy<Value = ClusterConfiguration> {
     let domain = prop::sample::select(vec!["", "cluster.internal", "example.internal"]);
     let patterns = prop::collection::btree_set("[ab]\\*?", 0..3);
-    (domain, 0..3_i32, prop::option::of(patterns)).prop_map(|(domain, policy, patterns)| {
-        ClusterConfiguration {
+    (domain, 0..3_i32, 1..4_i32, prop::option::of(patterns)).prop_map(
+        |(domain, policy, cold_start_policy, patterns)| ClusterConfiguration {
             cluster_domain: domain.to_owned(),
             storage_security_policy: policy,
+            cold_start_policy,
             kubernetes: patterns.map(|patterns| KubernetesConfiguration {
                 synchronized_labels: patterns.into_iter().collect(),
             }),
             ..ClusterConfiguration::default()
-        }
-    })
+        },
+    )
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -77,6 +83,65 @@ fn decide(records: &Records, version: u64, asked: &Asked) -> Result<Configured, 
     Change::new(request)?.decide(&cluster(records))
 }
 
+/// Asks for another cold-start policy.
+fn ask_policy(records: &Records, policy: i32) -> Result<Configured, Rejection> {
+    let request = ConfigureClusterRequest {
+        version: version(&cluster(records)),
+        configuration: Some(ClusterConfiguration {
+            cold_start_policy: policy,
+            ..ClusterConfiguration::default()
+        }),
+        field_mask: vec!["cold_start_policy".into()],
+    };
+    Change::new(request)?.decide(&cluster(records))
+}
+
+#[test]
+fn the_owner_unlocks_only_with_a_recovery_key() {
+    use ColdStartPolicy::{None as Nobody, Owner, Tpm};
+    for (from, to, has_recipient, is_right) in [
+        (Nobody, Owner, false, false),
+        (Tpm, Owner, false, false),
+        (Nobody, Owner, true, true),
+        (Nobody, Tpm, false, true),
+        (Owner, Nobody, true, true),
+        // No change.
+        (Owner, Owner, false, true),
+    ] {
+        let first = ClusterConfiguration {
+            cold_start_policy: from.into(),
+            ..ClusterConfiguration::default()
+        };
+        let decided = ask_policy(&founded(first, has_recipient), to.into());
+        match decided {
+            Ok(decided) => {
+                assert!(is_right, "{from:?} {to:?}");
+                assert_eq!(decided.configuration.cold_start_policy(), to);
+            }
+            Err(rejection) => {
+                assert!(!is_right, "{rejection}");
+                assert_eq!(rejection, Rejection::NoRecoveryRecipient);
+                assert_eq!(rejection.code(), Code::FailedPrecondition);
+            }
+        }
+    }
+}
+
+/// Also where a former release has stored none.
+#[test]
+fn a_cluster_always_has_a_cold_start_policy() {
+    let records = founded(ClusterConfiguration::default(), true);
+    let rejection = ask_policy(&records, 0).err().map(|r| r.to_string());
+    let expected = "cold_start_policy: expected TPM, OWNER or NONE, got no value";
+    assert!(rejection.is_some_and(|text| text.starts_with(expected)));
+    let unchanged = ask_policy(&records, ColdStartPolicy::None.into()).unwrap();
+    assert_eq!(
+        unchanged.configuration.cold_start_policy(),
+        ColdStartPolicy::None
+    );
+    assert!(unchanged.write.is_none());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -85,7 +150,7 @@ proptest! {
         first in values(),
         requests in prop::collection::vec(asked(), 1..8),
     ) {
-        let mut records = founded(first);
+        let mut records = founded(first, true);
         let mut versions = vec![version(&cluster(&records))];
         for asked in requests {
             let before = cluster(&records);
@@ -146,7 +211,7 @@ proptest! {
         version: u64, field_mask: Vec<String>, cluster_domain: String, tpm_mode: i32,
         patterns: Vec<String>, index in 0..SETTINGS.len(),
     ) {
-        let records = founded(ClusterConfiguration::default());
+        let records = founded(ClusterConfiguration::default(), false);
         let mut field_mask = field_mask;
         field_mask.push(SETTINGS[index].path.to_owned());
         let configuration = Some(ClusterConfiguration {

@@ -47,23 +47,40 @@ fn the_stored_form_stays() {
             ..NodeRoles::default()
         }),
         labels: labels.clone(),
+        recovery_recipient: Vec::new(),
         ..bootstrap()
     };
-    let message = NodeParameters {
+    let whole = |asked: &ClusterBootstrap| NodeParameters {
         network_config: Some(network.clone()),
         wipe: Some(Wipe {
             enrolment_id: vec![4; 16],
         }),
         ..founding(asked.clone())
     };
+    // Of a release in which nobody had to accept the loss.
+    let message = whole(&asked);
     let stored = stored_form!("parameters-bootstrap.pb", message.encode_to_vec());
+    let refused = parse(Source::Esp, &stored).unwrap_err().to_string();
+    assert!(
+        refused.contains("cluster_bootstrap.accept_loss: expected true"),
+        "{refused}"
+    );
+
+    let asked = ClusterBootstrap {
+        accept_loss: true,
+        recovery_recipient: recipient().as_bytes().to_vec(),
+        ..asked
+    };
+    let message = whole(&asked);
+    let stored = stored_form!("parameters-bootstrap-recovery.pb", message.encode_to_vec());
     let read = parse(Source::Esp, &stored).unwrap();
     let Cluster::Bootstrap(found) = read.cluster else {
         panic!("not a bootstrap");
     };
     assert_eq!(found.seed.owner, SigningKey::from_seed([1; 32]).public());
     assert_eq!(found.seed.first_contact_secret.expose(), &[2; 32]);
-    assert_eq!(found.seed.recovery_recipient, None);
+    assert_eq!(found.seed.recovery_recipient, Some(recipient()));
+    assert!(found.accept_loss);
     let complete = asked.initial_cluster_configuration.map(with_defaults);
     assert_eq!(Some(found.seed.configuration), complete);
     assert_eq!(found.roles, asked.initial_roles);

@@ -1,0 +1,190 @@
+//! An encrypted member whose curators are down, and an owner at its port.
+
+use hearth_api::identity::OwnerKey;
+use hearth_api::recovery::{Challenge, RecoveryKey};
+use hearth_api::testing::{Script, TestCluster, TestCurator};
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::node_unlock_client::NodeUnlockClient;
+use hearth_api::v1::{ColdStartPolicy, StorageSecurity};
+use hearth_base::testing::{until_ok, within_timeout};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::*;
+use crate::driver::tests::{Boot, Machine};
+use crate::machine::EnrolmentStatus;
+use crate::sealed::Founding;
+use crate::testing::founding;
+
+/// The seed of the owner key in [`founding`].
+const OWNER: [u8; 32] = [1; 32];
+
+fn owner() -> OwnerKey {
+    OwnerKey::from_seed(OWNER)
+}
+
+/// The keys of a cluster, of which the node has wrapped one.
+struct Keys {
+    recovery: RecoveryKey,
+    founding: Founding,
+}
+
+impl Keys {
+    /// Of a node with this policy.
+    fn of(policy: ColdStartPolicy) -> Self {
+        let mut founding = Founding::clone(&founding(1, StorageSecurity::Encrypted));
+        founding.identity.cold_start_policy = policy;
+        let mut keys = Self {
+            recovery: RecoveryKey::generate(),
+            founding,
+        };
+        keys.wrap(&keys.founding.cluster_unlock_key.clone());
+        keys
+    }
+
+    fn wrap(&mut self, key: &ClusterUnlockKey) {
+        let recipient = Some(self.recovery.recipient());
+        self.founding.recovery = self.founding.identity.recovery(recipient, key);
+    }
+
+    /// The answer of the owner.
+    fn answer(&self, challenge: &Challenge) -> UnlockRequest {
+        challenge.answered(&self.recovery, &owner()).unwrap()
+    }
+}
+
+/// A curator that never answers JoinNode with a key.
+async fn silent(cluster: &Arc<TestCluster>) -> TestCurator {
+    TestCurator::start(cluster, Script::default(), wall_clock()).await
+}
+
+async fn connect(at: SocketAddr) -> NodeUnlockClient<Channel> {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
+    let channel = until_ok("the port opens", || endpoint.connect());
+    NodeUnlockClient::new(channel.await)
+}
+
+async fn challenge(client: &mut NodeUnlockClient<Channel>) -> (Challenge, ClusterDirectory) {
+    let response = client
+        .get_unlock_challenge(GetUnlockChallengeRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let challenge = Challenge::parse(&response.challenge.unwrap()).unwrap();
+    (challenge, response.directory.unwrap_or_default())
+}
+
+/// Boots on until the data partition is open, or the node gives up; returns what it has reported.
+async fn opened(boot: Boot) -> Vec<String> {
+    let end = boot
+        .until(|status| match status {
+            EnrolmentStatus::Refused(_) => true,
+            // The credentials were never made: the data partition is open.
+            EnrolmentStatus::Retrying { work, .. } => work.contains("credentials"),
+            _ => false,
+        })
+        .await;
+    let reports = boot.off().await;
+    assert!(
+        reports.contains(&"hearth: reached storage encrypted".to_owned()),
+        "{end:?}: {reports:?}"
+    );
+    reports
+}
+
+#[tokio::test]
+async fn an_owner_opens_a_node_whose_curators_are_down() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    for policy in [ColdStartPolicy::Owner, ColdStartPolicy::Tpm] {
+        let keys = Keys::of(policy);
+        let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+        let boot = machine.boot(Ok(None));
+        let mut client = connect(machine.unlock_at).await;
+        let (challenge, directory) = challenge(&mut client).await;
+        assert_eq!(directory.nodes.len(), 1);
+        client.unlock(keys.answer(&challenge)).await.unwrap();
+        opened(boot).await;
+        // It does not wait any more.
+        let again = client.get_unlock_challenge(GetUnlockChallengeRequest {});
+        assert!(within_timeout("closed", again).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn answers_that_are_not_the_owners_change_nothing() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let keys = Keys::of(ColdStartPolicy::Owner);
+    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let before = std::fs::read(machine.files.device_path()).unwrap();
+    // The same disk in another machine: its answers are not accepted here.
+    let other = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let (boot, other_boot) = (machine.boot(Ok(None)), other.boot(Ok(None)));
+    let mut client = connect(machine.unlock_at).await;
+    let (received, _) = challenge(&mut client).await;
+    let (others, _) = challenge(&mut connect(other.unlock_at).await).await;
+
+    let stranger = OwnerKey::generate();
+    let refused = [
+        received.answered(&keys.recovery, &stranger).unwrap(),
+        keys.answer(&others),
+        UnlockRequest::default(),
+    ];
+    for answer in refused {
+        let status = client.unlock(answer).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    }
+    assert_eq!(std::fs::read(machine.files.device_path()).unwrap(), before);
+    // It still waits, with the same challenge.
+    client.unlock(keys.answer(&received)).await.unwrap();
+    opened(boot).await;
+    other_boot.off().await;
+}
+
+#[tokio::test]
+async fn a_key_that_does_not_open_the_disk_is_not_used() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let mut keys = Keys::of(ColdStartPolicy::Owner);
+    keys.wrap(&ClusterUnlockKey::generate());
+    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let boot = machine.boot(Ok(None));
+    let mut client = connect(machine.unlock_at).await;
+    let (received, _) = challenge(&mut client).await;
+    let status = client.unlock(keys.answer(&received)).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert_eq!(challenge(&mut client).await.0, received, "it still waits");
+    boot.off().await;
+}
+
+#[tokio::test]
+async fn a_node_that_its_owner_may_not_open_presents_nothing() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let keys = Keys::of(ColdStartPolicy::None);
+    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let boot = machine.boot(Ok(None));
+    let waits = boot.until(|status| matches!(status, EnrolmentStatus::Retrying { .. }));
+    let EnrolmentStatus::Retrying { reason, .. } = waits.await else {
+        panic!("it does not wait");
+    };
+    assert!(reason.contains("its cold-start policy is NONE"), "{reason}");
+    let connected = std::net::TcpStream::connect(machine.unlock_at);
+    assert!(connected.is_err(), "the port is open");
+    boot.off().await;
+}
+
+#[tokio::test]
+async fn a_curator_that_answers_first_closes_the_port() {
+    let cluster = Arc::new(TestCluster::new());
+    let keys = Keys::of(ColdStartPolicy::Owner);
+    let script = Script {
+        unlock_key: Some(keys.founding.cluster_unlock_key.clone()),
+        ..Script::default()
+    };
+    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    opened(machine.boot(Ok(None))).await;
+    assert!(std::net::TcpStream::connect(machine.unlock_at).is_err());
+}
