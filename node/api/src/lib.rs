@@ -63,6 +63,14 @@ mod generated {
 pub use generated::hearth::private::v1 as private;
 pub use generated::hearth::v1;
 
+impl v1::TpmUsage {
+    /// Its name as in messages: without the prefix that all names have.
+    pub fn word(self) -> &'static str {
+        let name = self.as_str_name();
+        name.strip_prefix("TPM_USAGE_").unwrap_or(name)
+    }
+}
+
 /// The compiled proto files (a `google.protobuf.FileDescriptorSet` with its imports and our method
 /// options), for reflection and for tests.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

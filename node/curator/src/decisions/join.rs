@@ -61,16 +61,11 @@ pub fn decide(
     if node.tpm_usage != tpm_usage {
         return Err(Rejection::TpmChanged {
             node: node.id,
-            registered: tpm_name(node.tpm_usage),
-            found: tpm_name(tpm_usage),
+            registered: node.tpm_usage.word(),
+            found: tpm_usage.word(),
         });
     }
     Ok(Joined::Admitted(node.id))
-}
-
-fn tpm_name(usage: TpmUsage) -> &'static str {
-    let name = usage.as_str_name();
-    name.strip_prefix("TPM_USAGE_").unwrap_or(name)
 }
 
 #[cfg(test)]

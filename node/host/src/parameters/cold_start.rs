@@ -59,16 +59,11 @@ pub fn cold_start_policy(
         Unspecified if has_recipient => Ok(Owner),
         // accept_loss permits NONE, but may have been set for the TPM that this machine has not.
         Unspecified => Err(ColdStartError::Undecided),
-        Tpm if !is_sealed && !accept_loss => Err(ColdStartError::NoTpm(tpm_name(tpm_usage))),
+        Tpm if !is_sealed && !accept_loss => Err(ColdStartError::NoTpm(tpm_usage.word())),
         Owner if !has_recipient => Err(ColdStartError::NoRecipient),
         None if !accept_loss => Err(ColdStartError::LossNotAccepted),
         policy => Ok(policy),
     }
-}
-
-fn tpm_name(usage: TpmUsage) -> &'static str {
-    let name = usage.as_str_name();
-    name.strip_prefix("TPM_USAGE_").unwrap_or(name)
 }
 
 /// Rejects parameters that are wrong whatever the machine.
@@ -121,7 +116,7 @@ mod tests {
 
     fn encrypted(usage: TpmUsage) -> [Row; 8] {
         let undecided = Err(ColdStartError::Undecided);
-        let no_tpm = Err(ColdStartError::NoTpm(tpm_name(usage)));
+        let no_tpm = Err(ColdStartError::NoTpm(usage.word()));
         let no_recipient = Err(ColdStartError::NoRecipient);
         let lost = Err(ColdStartError::LossNotAccepted);
         let owner = [no_recipient, Ok(Owner), no_recipient, Ok(Owner)];
