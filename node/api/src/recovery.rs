@@ -19,9 +19,12 @@
 //!   recipient that anyone else has chosen.
 //! - An answer is bound to the signature of one challenge, and so to its nonce. Neither another node accepts
 //!   it, nor the same node after a restart.
-//! - The recovery key alone does not unlock over a network: the answer needs the owner key, too.
+//! - The recovery key alone does not unlock over a network: the answer needs the owner key, too. Whoever is at the
+//!   console of the machine needs no owner key ([`console`]).
 //!
 //! The formats are documented in `unlock.proto`.
+
+pub mod console;
 
 use std::fmt;
 
@@ -65,6 +68,9 @@ pub enum RecoveryError {
     /// The answer is not signed with the owner key, or is for another challenge.
     #[error("answer: expected a signature of this challenge's answer by the cluster's owner key")]
     Answer,
+    /// What was entered at the console does not open.
+    #[error("answer: does not open: it was mistyped, or it is the answer to another challenge")]
+    ConsoleAnswer,
     /// A wrapped key does not open.
     #[error(
         "wrapped key: does not open: it was encrypted to another recovery key, or for another node"
@@ -205,7 +211,7 @@ impl RecoveryKey {
         node: &WrappedFor,
         wrapped: &WrappedKey,
     ) -> Result<ClusterUnlockKey, RecoveryError> {
-        open(&self.private(), &node.info(), wrapped)
+        open_key(&self.private(), &node.info(), wrapped)
     }
 }
 
@@ -248,7 +254,7 @@ impl WrappedFor {
     }
 }
 
-/// A cluster unlock key that only the holder of a private key can read. Not secret.
+/// A key of 32 bytes that only the holder of a private key can read. Not secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WrappedKey([u8; WRAPPED_LEN]);
 
@@ -312,11 +318,20 @@ fn seal(
     Ok(WrappedKey(wrapped))
 }
 
-fn open(
+fn open_key(
     key: &<Kem as hpke::Kem>::PrivateKey,
     info: &[u8],
     wrapped: &WrappedKey,
 ) -> Result<ClusterUnlockKey, RecoveryError> {
+    let opened = open(key, info, wrapped)?;
+    ClusterUnlockKey::try_from(&opened[..]).map_err(|_| RecoveryError::Wrapped)
+}
+
+fn open(
+    key: &<Kem as hpke::Kem>::PrivateKey,
+    info: &[u8],
+    wrapped: &WrappedKey,
+) -> Result<Zeroizing<[u8; 32]>, RecoveryError> {
     let (encapsulated, ciphertext) = wrapped.0.split_at(32);
     let encapsulated = <Kem as hpke::Kem>::EncappedKey::from_bytes(encapsulated)
         .map_err(|_| RecoveryError::Wrapped)?;
@@ -329,7 +344,8 @@ fn open(
         b"",
     );
     let opened = Zeroizing::new(opened.map_err(|_| RecoveryError::Wrapped)?);
-    ClusterUnlockKey::try_from(&opened[..]).map_err(|_| RecoveryError::Wrapped)
+    let key = <[u8; 32]>::try_from(&opened[..]).map_err(|_| RecoveryError::Wrapped)?;
+    Ok(Zeroizing::new(key))
 }
 
 /// The private half of a challenge: what a locked node keeps in memory.
@@ -375,7 +391,7 @@ impl Challenger {
         owner
             .verify(&self.challenge.answer(&wrapped), &answer.signature)
             .map_err(|_| RecoveryError::Answer)?;
-        open(
+        open_key(
             &self.answer_key.private(),
             &self.challenge.answer_info(),
             &wrapped,

@@ -37,7 +37,7 @@ use hearth_host::storage::{DataPartition, System};
 use hearth_host::{boot_record, esp, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::mesh;
-use hearth_sys::hostname;
+use hearth_sys::{console, hostname};
 
 use crate::controlplane;
 
@@ -269,6 +269,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let data = Arc::new(Mutex::new(data));
     let unlocking = Arc::new(unlocking::Worker {
         listen: any(PORT_UNLOCK),
+        console: console::DEVICE.into(),
         data: data.clone(),
         saved_directory: saved_directory.clone(),
         waiting,
@@ -284,6 +285,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         lifetime: pki::Lifetime::since_build(image.build_time),
         can_run_kubernetes,
         report: Arc::new(report),
+        console: console::DEVICE.into(),
         waiting: waiting_writer,
         owners_key,
         address,

@@ -362,6 +362,21 @@ pub(crate) enum Owner {
         #[arg(long)]
         recovery_key_only: bool,
     },
+    /// Answer the challenge that a node shows on its console
+    ///
+    /// A node that waits to be unlocked, or whose TPM does not open its sealed
+    /// configuration, shows a challenge to whoever presses Enter on its console.
+    /// The answer opens this node, until it restarts; it is entered on the same
+    /// console. Only the recovery key is needed, and no network: make sure that
+    /// the console is that of your machine.
+    Answer {
+        /// Recovery key file (64 hexadecimal digits)
+        #[arg(long, value_name = "FILE")]
+        recovery_key: PathBuf,
+        /// File with the challenge, from "hearth-challenge:" to ";", or a log of
+        /// the console that has it [default: standard input]
+        challenge: Option<PathBuf>,
+    },
     /// Print the public key of an owner key or of a recovery key
     PublicKey {
         /// Owner key file (PKCS #8, PEM), or recovery key file (64 hexadecimal

@@ -7,6 +7,7 @@
 //! On a node that its cluster has removed the runnable never completes, since there is no member to
 //! hand over.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use hearth_api::console::{Milestone, Report};
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
 };
+use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
 use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
@@ -38,7 +40,7 @@ use super::sealed::{
     Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedStore,
 };
 use super::unlocking::{OwnersKey, Waiting};
-use super::{EnrolmentId, disowning};
+use super::{EnrolmentId, console, disowning};
 
 /// Delay before a retry for which an operator has to act first.
 const RARE: Duration = Duration::from_secs(60);
@@ -68,6 +70,8 @@ pub struct Parts<M, A> {
     pub can_run_kubernetes: bool,
     /// Prints on the console.
     pub report: Reporter,
+    /// The console of the machine.
+    pub console: PathBuf,
     /// Written: the member that waits for its key.
     pub waiting: event::Writer<Waiting>,
     /// Read: the key from the owner, for that member.
@@ -213,6 +217,7 @@ where
     async fn perform(&self, work: Work) -> Result<Done, Failure> {
         match work {
             Work::Inspect => self.inspect().await,
+            Work::Recover(key) => self.recover(key).await,
             Work::Wipe { sealed, data } => self.wipe(sealed, data).await,
             Work::AwaitAddress => {
                 let waited = self.address.watch().next().await;
@@ -249,13 +254,42 @@ where
         let sealed = match blocking(move || store.load()).await? {
             Ok(stored) => SealedState::Stored(stored),
             Err(error) if error.is_transient() => return Err(again(error)),
-            Err(error) if error.is_locked() => SealedState::Locked(chain(error)),
+            Err(error) if error.is_locked() => SealedState::Locked {
+                why: chain(error),
+                recovery: self.recovery().await?,
+            },
             Err(error) => SealedState::Corrupt(chain(error)),
         };
         let data = self.data.clone();
         let header = blocking(move || locked(&data).inspect()).await?;
         let header = header.map_err(storage_failure)?;
         Ok(Done::Inspected(Box::new(DiskState { sealed, header })))
+    }
+
+    /// The key of the sealed configuration for the owner.
+    async fn recovery(&self) -> Result<Option<WrappedRecordKey>, Failure> {
+        let store = self.sealed.clone();
+        let recovery = blocking(move || store.recovery()).await?;
+        recovery.map_err(again)
+    }
+
+    /// Opens the sealed configuration with what the owner enters at the console.
+    async fn recover(&self, key: WrappedRecordKey) -> Result<Done, Failure> {
+        let challenger = RecordChallenger::new(key);
+        let challenge = challenger.console_challenge().to_text();
+        let wants = "open the sealed configuration of this node";
+        console::ask(&self.console, wants, &challenge, |answer| {
+            let opened = challenger.accept_at_console(&answer).map_err(chain);
+            let store = self.sealed.clone();
+            async move {
+                let key = opened?;
+                let recovered = tokio::task::spawn_blocking(move || store.recover(&key)).await;
+                recovered.map_err(chain)?.map_err(chain)
+            }
+        })
+        .await;
+        tracing::warn!("the owner has opened the sealed configuration at the console");
+        Ok(Done::Plain)
     }
 
     async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {

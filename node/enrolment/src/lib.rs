@@ -7,6 +7,7 @@
 //! | [`asking`] | calls the curators before the node has a certificate |
 //! | [`driver`] | executes the decisions, and retries |
 //! | [`unlocking`] | lets the owner unlock the node while no curator can |
+//! | `console` | asks the owner at the console |
 //! | [`disowning`] | wipes the keys of a node that was removed |
 //! | [`rejoin`] | checks whether a running member has been removed |
 //!
@@ -22,6 +23,7 @@
 )]
 
 pub mod asking;
+mod console;
 pub mod disowning;
 pub mod driver;
 pub mod machine;

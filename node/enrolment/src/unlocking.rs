@@ -2,19 +2,20 @@
 //!
 //! A member whose data partition is locked asks the curators for its key ([`crate::driver`]). Where all of them are down,
 //! as after a power cut of the whole cluster, nobody can answer. Under the cold-start policies OWNER and TPM this worker
-//! then presents a challenge on a port of its own, and takes the owner's answer ([`hearth_api::recovery`]). Whichever key
-//! comes first is used.
+//! then presents a challenge on a port of its own, and takes the owner's answer ([`hearth_api::recovery`]). It also shows
+//! the challenge at the console of the machine, to whoever asks for it there. Whichever key comes first is used.
 //!
 //!
 //! # Invariants
 //! - The port is open exactly while the node waits for its key, and nothing else is served there.
-//! - A key is passed on only if the owner key that the sealed configuration records has signed it for this challenge, and
-//!   it opens the data partition. Any other answer changes nothing.
+//! - A key is passed on only if the owner key that the sealed configuration records has signed it for this challenge, or
+//!   it was entered at the console, and it opens the data partition. Any other answer changes nothing.
 //! - The challenge is new for each wait, and so for each boot.
 //!
 //! There is no TLS: before its data partition is open the node has no certificate. The messages protect themselves.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hearth_api::chain;
@@ -33,6 +34,7 @@ use hearth_host::storage::{DataPartition, StorageBackend};
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
 
+use super::console;
 use super::sealed::Member;
 
 /// The member that waits for its key; `None` while there is none.
@@ -44,6 +46,8 @@ pub type OwnersKey = Option<ClusterUnlockKey>;
 pub struct Worker<M> {
     /// The listening address.
     pub listen: SocketAddr,
+    /// The console of the machine.
+    pub console: PathBuf,
     /// The data partition.
     pub data: Arc<Mutex<DataPartition<M>>>,
     /// The directory on the ESP: tells the owner where the other nodes are.
@@ -66,9 +70,10 @@ pub async fn run<M: StorageBackend>(ctx: Context, worker: Arc<Worker<M>>) -> Out
         let Some(service) = Service::of(&worker, member) else {
             continue;
         };
+        let service = Arc::new(service);
         let listener = TcpListener::bind(worker.listen).await?;
         let ended = ctx.token().child_token();
-        let services = Services::new().with(NodeUnlockServer::new(service));
+        let services = Services::new().with(NodeUnlockServer::from_arc(service.clone()));
         let serving = Server::new(Transport::Plain).serve(listener, services, ended.clone());
         tokio::pin!(serving);
         tokio::select! {
@@ -79,7 +84,15 @@ pub async fn run<M: StorageBackend>(ctx: Context, worker: Arc<Worker<M>>) -> Out
                     false => Err(Failure::msg("the unlock server exited")),
                 };
             }
-            over = waiting.wait_for(Option::is_none) => { over?; }
+            over = async {
+                // A key from the console is one that is waited for no longer in a moment.
+                let wanted = waiting.wait_for(Option::is_none);
+                tokio::pin!(wanted);
+                tokio::select! {
+                    over = &mut wanted => over,
+                    () = service.ask_at_console() => wanted.await,
+                }
+            } => { over?; }
         }
         // The response to the owner is still sent.
         ended.cancel();
@@ -108,6 +121,24 @@ impl<M: StorageBackend> Service<M> {
             owner,
             member,
         })
+    }
+
+    /// Returns once a key that was entered at the console was passed on.
+    async fn ask_at_console(&self) {
+        let challenge = self.challenger.console_challenge().to_text();
+        let wants = "unlock this node";
+        console::ask(&self.worker.console, wants, &challenge, |answer| async move {
+            let key = self.challenger.accept_at_console(&answer).map_err(|error| chain(&error))?;
+            match self.opens(&key).await {
+                Ok(true) => {}
+                Ok(false) => return Err("it does not open the data partition of this node".into()),
+                Err(status) => return Err(status.message().to_owned()),
+            }
+            tracing::warn!("the owner has unlocked this node at the console");
+            self.worker.owners_key.set(Some(key));
+            Ok(())
+        })
+        .await;
     }
 
     async fn opens(&self, key: &ClusterUnlockKey) -> Result<bool, Status> {

@@ -3,20 +3,27 @@
 //! A console must never block the node: lines are written without blocking, and what does not fit
 //! is dropped, for example on a serial line that nobody reads. Each line is one write. Control
 //! characters are replaced, since parts of a line may come from other machines.
+//!
+//! What is typed is read by lines ([`Input`]); the terminal itself echoes it, and handles backspace.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
 use rustix::fs::OFlags;
+use rustix::termios::{QueueSelector, tcflush};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// All consoles of the kernel.
 pub const DEVICE: &str = "/dev/console";
 
 /// Maximum length of a line in characters; the rest is dropped.
 const MAX_LINE: usize = 1000;
+/// Maximum length of what is typed, in bytes: that of a terminal's line.
+const MAX_TYPED: usize = 4096;
 
 /// A console.
 #[derive(Debug)]
@@ -27,11 +34,7 @@ pub struct Console {
 impl Console {
     /// Opens a console, without making it the controlling terminal.
     pub fn open(device: &Path) -> io::Result<Self> {
-        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = OpenOptions::new()
-            .write(true)
-            .custom_flags(flags.bits() as i32)
-            .open(device)?;
+        let file = open(OpenOptions::new().write(true), device)?;
         Ok(Self {
             file: Mutex::new(file),
         })
@@ -57,6 +60,69 @@ impl Console {
     }
 }
 
+/// Lines that are typed at a console.
+#[derive(Debug)]
+pub struct Input {
+    file: AsyncFd<File>,
+    /// Of a line that is not complete, or of several.
+    typed: Vec<u8>,
+}
+
+impl Input {
+    /// Opens a console, which must be a terminal, without making it the controlling terminal. What
+    /// was typed before is dropped.
+    pub fn open(device: &Path) -> io::Result<Self> {
+        let file = open(OpenOptions::new().read(true), device)?;
+        tcflush(&file, QueueSelector::IFlush)?;
+        Ok(Self {
+            file: AsyncFd::with_interest(file, Interest::READABLE)?,
+            typed: Vec::new(),
+        })
+    }
+
+    /// The next line, without its end, and without what is beyond 4 KiB. Nothing is lost if this is
+    /// dropped.
+    ///
+    /// # Errors
+    /// If the console is gone.
+    pub async fn line(&mut self) -> io::Result<String> {
+        loop {
+            if let Some(end) = self.typed.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.typed.drain(..=end).collect();
+                return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            let mut ready = self.file.readable().await?;
+            let mut buffer = [0; 1024];
+            let Ok(read) = ready.try_io(|file| file.get_ref().read(&mut buffer)) else {
+                continue;
+            };
+            match read {
+                // Ctrl-D ends a line as well, if the terminal is still there.
+                Ok(0) if ready.ready().is_read_closed() => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Ok(0) => self.typed.push(b'\n'),
+                Ok(read) => self.add(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if *byte == b'\n' || self.typed.len() < MAX_TYPED {
+                self.typed.push(*byte);
+            }
+        }
+    }
+}
+
+fn open(options: &mut OpenOptions, device: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    options.custom_flags(flags.bits() as i32).open(device)
+}
+
 fn plain(text: &str) -> String {
     let character = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(MAX_LINE).map(character).collect()
@@ -64,7 +130,33 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hearth_base::testing::within_timeout;
+
     use super::*;
+    use crate::testing::Terminal;
+
+    #[tokio::test]
+    async fn lines_are_read_as_they_are_typed() {
+        let mut terminal = Terminal::new().unwrap();
+        terminal.enter("typed before").unwrap();
+        let mut input = Input::open(terminal.device()).unwrap();
+        terminal.enter("one").unwrap();
+        terminal.enter("").unwrap();
+        terminal.enter(&format!("wro\u{7f}{}", "x".repeat(300))).unwrap();
+        for expected in ["one", "", &format!("wr{}", "x".repeat(300))] {
+            let line = within_timeout("a line", input.line()).await.unwrap();
+            assert_eq!(line, expected);
+        }
+        drop(terminal);
+        let gone = within_timeout("the end", input.line()).await;
+        assert!(gone.is_err(), "{gone:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_terminal_is_not_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Input::open(file.path()).is_err());
+    }
 
     #[test]
     fn a_line_is_one_line_of_plain_text() {

@@ -39,6 +39,8 @@ mod raw;
 pub mod slots;
 pub mod static_network;
 pub mod sysctl;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tpm;
 pub mod tree;
 pub mod uevents;

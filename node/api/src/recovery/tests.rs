@@ -2,16 +2,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-struct World {
-    recovery: RecoveryKey,
-    owner: OwnerKey,
-    key: ClusterUnlockKey,
+pub(super) struct World {
+    pub(super) recovery: RecoveryKey,
+    pub(super) owner: OwnerKey,
+    pub(super) key: ClusterUnlockKey,
     join_key: JoinKey,
     node: WrappedFor,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let join_key = JoinKey::generate();
         Self {
             recovery: RecoveryKey::generate(),
@@ -31,7 +31,7 @@ impl World {
         wrap(&self.recovery.recipient(), &self.node, &self.key)
     }
 
-    fn challenger(&self) -> Challenger {
+    pub(super) fn challenger(&self) -> Challenger {
         Challenger::new(self.node.clone(), self.wrapped(), &self.join_key)
     }
 }

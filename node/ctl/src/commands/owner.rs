@@ -1,8 +1,11 @@
 //! `hearthctl owner`: creates the keys and the secret of an owner.
 
+use std::fs;
+use std::io::{self, BufRead, IsTerminal};
 use std::path::Path;
 
 use hearth_api::owner::{self, OwnerFileError, OwnerFiles, RECOVERY_KEY_FILE};
+use hearth_api::recovery::console::{BEGIN, ConsoleChallenge, END};
 
 use super::print;
 use crate::args::Owner;
@@ -26,8 +29,59 @@ pub(super) fn run(command: Owner) -> Result<(), Failure> {
             let key = key.map_err(failed("create a recovery key"))?;
             print(&format!("recovery recipient: {}\n", key.recipient()))
         }
+        Owner::Answer {
+            recovery_key,
+            challenge,
+        } => answer(&recovery_key, challenge.as_deref()),
         Owner::PublicKey { file } => public_key(&file),
     }
+}
+
+fn answer(recovery_key: &Path, challenge: Option<&Path>) -> Result<(), Failure> {
+    let key = owner::read_recovery_key(recovery_key).map_err(failed("read the recovery key"))?;
+    let unread = |error| Failure::new(Kind::Local, "read the challenge").because(error);
+    let text = match challenge {
+        Some(path) => fs::read_to_string(path).map_err(unread)?,
+        None => typed().map_err(unread)?,
+    };
+    // A log has one for each time that somebody has asked; the last one counts.
+    let last = text.rfind(BEGIN).map_or(&text[..], |at| &text[at..]);
+    let challenge = ConsoleChallenge::parse(last)
+        .map_err(|error| Failure::new(Kind::Local, "read the challenge").because(error))?;
+    let answer = challenge
+        .answered(&key)
+        .map_err(|error| Failure::new(Kind::Refused, "answer the challenge").because(error))?;
+    let opens = match &challenge {
+        ConsoleChallenge::UnlockKey(challenge) => {
+            let node = challenge.node();
+            format!(
+                "unlocks the data partition of node {}, cluster {}",
+                node.node_id, node.cluster_id
+            )
+        }
+        ConsoleChallenge::Record(_) => {
+            "opens the sealed configuration of a node; the challenge cannot prove of which one".into()
+        }
+    };
+    eprintln!("hearthctl: the answer {opens}");
+    print(&format!("{answer}\n"))
+}
+
+/// A challenge that is pasted into a terminal, or comes through a pipe.
+fn typed() -> io::Result<String> {
+    let mut text = String::new();
+    if io::stdin().is_terminal() {
+        eprintln!("hearthctl: paste the challenge");
+    }
+    for line in io::stdin().lock().lines() {
+        text.push_str(&line?);
+        text.push('\n');
+        let begun = text.split_once(BEGIN);
+        if begun.is_some_and(|(_, challenge)| challenge.contains(END)) && io::stdin().is_terminal() {
+            break;
+        }
+    }
+    Ok(text)
 }
 
 fn public_key(file: &Path) -> Result<(), Failure> {

@@ -2,6 +2,7 @@
 
 use hearth_api::identity::ClusterId;
 use hearth_api::recovery::RecoveryKey;
+use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
 use hearth_api::testing::{LockedNode, TestLockedNode};
 use hearth_api::v1::{ClusterDirectory, cluster_directory};
 
@@ -333,4 +334,48 @@ async fn owners_have_two_keys_and_both_public_halves_are_printed() {
         .await;
     assert_eq!(code, 5);
     assert!(why.contains("not overwriting"), "{why}");
+}
+
+#[tokio::test]
+async fn a_challenge_of_a_console_is_answered() {
+    let f = Fixture::new();
+    let key = f.path("recovery-key");
+    let recovery = owner::create_recovery_key(&key).expect("a key");
+    let wrapped = |record| WrappedRecordKey::new(&recovery.recipient(), [record; 32], &[8; 32]);
+    let former = RecordChallenger::new(wrapped(1));
+    let node = RecordChallenger::new(wrapped(2));
+    let log = f.path("console.log");
+    // Somebody has pressed Enter twice, and the terminal has broken the lines.
+    let shown: String = [&former, &node]
+        .map(|node| {
+            node.console_challenge().to_text().replace("A", "A\r\n") + "\r\n[ 9.1] I root\r\n"
+        })
+        .concat();
+    std::fs::write(&log, shown).expect("a log");
+
+    let answer = f
+        .ok(&["owner", "answer", "--recovery-key", text(&key), text(&log)])
+        .await;
+    assert_eq!(*node.accept_at_console(&answer).expect("it opens"), [8; 32]);
+    assert!(former.accept_at_console(&answer).is_err());
+
+    let other = f.path("other-key");
+    owner::create_recovery_key(&other).expect("a key");
+    let words = [
+        "owner",
+        "answer",
+        "--recovery-key",
+        text(&other),
+        text(&log),
+    ];
+    let (code, why) = f.fails(&words).await;
+    assert_eq!(code, 4, "{why}");
+    assert!(why.contains("another recovery key"), "{why}");
+
+    // Standard input is empty.
+    let (code, why) = f
+        .fails(&["owner", "answer", "--recovery-key", text(&key)])
+        .await;
+    assert_eq!(code, 5, "{why}");
+    assert!(why.contains("no \"hearth-challenge:\""), "{why}");
 }

@@ -32,6 +32,8 @@ pub(crate) struct Machine {
     pub(crate) files: Files,
     /// Where the owner can unlock it.
     pub(crate) unlock_at: SocketAddr,
+    /// A file that is not there, unless a test sets another.
+    pub(crate) console: PathBuf,
 }
 
 /// One boot of the machine.
@@ -57,6 +59,7 @@ impl Machine {
         fs::create_dir(root.esp.path()).unwrap();
         Self {
             files: Files::new(dir.path()),
+            console: dir.path().join("console"),
             unlock_at: free_address(),
             root,
             _dir: dir,
@@ -120,6 +123,7 @@ impl Machine {
         )));
         let unlocking = Arc::new(unlocking::Worker {
             listen: self.unlock_at,
+            console: self.console.clone(),
             data: data.clone(),
             saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
             waiting: waits,
@@ -138,6 +142,7 @@ impl Machine {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.clone()))
             },
+            console: self.console.clone(),
             waiting,
             owners_key,
             address,

@@ -24,7 +24,13 @@ pub(super) fn decide(input: &ParametersInput, inspection: DiskState) -> State {
             HeaderState::Blank => State::begin(input),
             header => State::Refused(orphaned(&stored, &header)),
         },
-        SealedState::Locked(why) => State::Refused(locked(&why, &header)),
+        SealedState::Locked { why, recovery } => {
+            let reason = locked(&why, recovery.is_some(), &header);
+            match recovery {
+                Some(recovery) => State::Locked { reason, recovery },
+                None => State::Refused(reason),
+            }
+        }
         SealedState::Corrupt(why) => State::Refused(format!(
             "the sealed configuration on the ESP is damaged: {why}. {}",
             how_to_discard(&header)
@@ -55,7 +61,7 @@ fn wipe(input: &ParametersInput, inspection: &DiskState) -> Option<State> {
         SealedState::Stored(Stored::Sealed(sealed)) => sealed.enrolment_id() == token,
         SealedState::Stored(Stored::NeverCompleted)
         | SealedState::Corrupt(_)
-        | SealedState::Locked(_) => data,
+        | SealedState::Locked { .. } => data,
         SealedState::Stored(Stored::Absent) => false,
     };
     (sealed || data).then_some(State::Wiping { sealed, data })

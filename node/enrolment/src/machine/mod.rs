@@ -39,6 +39,7 @@
 
 mod deciding;
 mod founding;
+mod input;
 mod joining;
 mod refusals;
 mod registering;
@@ -47,50 +48,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::identity::{ClusterUnlockKey, NodeCredentials, PublicKey};
+use hearth_api::identity::{ClusterUnlockKey, NodeCredentials};
+use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::ClusterDirectory;
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::parameters::Parameters;
 use hearth_host::storage::Volume;
-use hearth_host::storage::header::HeaderState;
 use rustls_pki_types::CertificateDer;
 
-use super::sealed::{Disowned, Founding, Member, Recovery, Registering, Sealed, Stored};
+use super::sealed::{Disowned, Founding, Member, Registering, Sealed};
 
 pub use founding::FoundingStep;
+pub use input::{Committed, DiskState, Failure, Keys, ParametersInput, SealedState};
 pub use joining::disowned;
 pub use registering::{AnsweredRegistration, Approval, AskingStep, EnteringStep, Reply};
-
-/// The parameters with which the machine booted.
-#[derive(Clone, Debug)]
-pub enum ParametersInput {
-    /// Valid parameters.
-    Parameters(Arc<Parameters>),
-    /// Invalid parameters, and the reason.
-    Unusable(String),
-    /// No parameters.
-    Nothing,
-}
-
-/// The sealed configuration on the ESP.
-#[derive(Clone, Debug)]
-pub enum SealedState {
-    /// It could be read.
-    Stored(Stored),
-    /// It is whole, but the TPM does not release its key, and why.
-    Locked(String),
-    /// It is damaged, and how.
-    Corrupt(String),
-}
-
-/// What the boot finds on the disk.
-#[derive(Clone, Debug)]
-pub struct DiskState {
-    /// The sealed configuration on the ESP.
-    pub sealed: SealedState,
-    /// The header of the data partition.
-    pub header: HeaderState,
-}
 
 /// Distinguishes the result of the work in progress from late ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,45 +102,13 @@ pub enum Done {
     Removed,
 }
 
-/// The keys and IDs that an enrolment generates.
-#[derive(Clone, Debug)]
-pub enum Keys {
-    /// For the first node of a cluster.
-    Founding(Arc<Founding>),
-    /// For a node that registers.
-    Registering(Arc<Registering>),
-}
-
-/// What a node has received by a commit.
-#[derive(Clone, Debug)]
-pub struct Committed {
-    /// Its key and certificates.
-    pub credentials: Arc<NodeCredentials>,
-    /// Addresses of curators.
-    pub directory: Arc<ClusterDirectory>,
-    /// The cluster owner's public key, if the cluster has told it.
-    pub owner: Option<PublicKey>,
-    /// The owner's way to the cluster unlock key, if the cluster has a recovery recipient.
-    pub recovery: Option<Recovery>,
-}
-
-/// Why a task failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// A temporary error: retried with backoff.
-    Again(String),
-    /// The cluster has refused the request. It may succeed after an operator has acted, so it is
-    /// retried rarely.
-    Denied(String),
-    /// Final: it must not be retried.
-    Refuse(String),
-}
-
 /// A task for the driver. Each may be repeated after it was done, in part or as a whole.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// Read the sealed configuration and the header of the data partition.
     Inspect,
+    /// Ask the owner at the console for the key of the sealed configuration, and open it.
+    Recover(WrappedRecordKey),
     /// Erase what has the enrolment ID in the parameters' wipe token, the sealed configuration
     /// first.
     Wipe {
@@ -227,6 +166,7 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Inspect => "inspect the disk",
+            Self::Recover(_) => "open the sealed configuration with the recovery key",
             Self::Wipe { .. } => "wipe the enrolment that the parameters name",
             Self::AwaitAddress => "get an address",
             Self::MakeKeys(_) => "generate keys",
@@ -286,7 +226,8 @@ pub enum EnrolmentStatus {
     },
     /// An operator has to act; nothing is wrong.
     Waiting(String),
-    /// Stopped until the next boot; nothing was changed on the disk.
+    /// Stopped until the next boot, or until the owner has acted at the console; nothing was changed
+    /// on the disk.
     Refused(String),
     /// Done: the node is handed over to the role server.
     Settled,
@@ -297,6 +238,13 @@ pub enum EnrolmentStatus {
 pub enum State {
     /// Inspects the disk.
     Deciding,
+    /// The TPM does not open the sealed configuration: waits for the owner, who can.
+    Locked {
+        /// What the owner is told.
+        reason: String,
+        /// The key of the sealed configuration.
+        recovery: WrappedRecordKey,
+    },
     /// Wipes the enrolment named by the wipe token.
     Wiping {
         /// The sealed configuration on the ESP.
@@ -378,6 +326,7 @@ impl State {
     pub fn work(&self) -> Option<Work> {
         Some(match self {
             Self::Deciding => Work::Inspect,
+            Self::Locked { recovery, .. } => Work::Recover(recovery.clone()),
             Self::Wiping { sealed, data } => Work::Wipe {
                 sealed: *sealed,
                 data: *data,
@@ -443,7 +392,9 @@ impl State {
                 EnrolmentStatus::Waiting(registering::wants_approval(entering))
             }
             Self::Disowned(disowned) => EnrolmentStatus::Waiting(joining::disowned(disowned)),
-            Self::Refused(reason) => EnrolmentStatus::Refused(reason.clone()),
+            Self::Refused(reason) | Self::Locked { reason, .. } => {
+                EnrolmentStatus::Refused(reason.clone())
+            }
             Self::Settled => EnrolmentStatus::Settled,
             working => {
                 EnrolmentStatus::Working(working.work().map(|w| w.to_string()).unwrap_or_default())
@@ -661,7 +612,9 @@ impl Machine {
             (State::Deciding, Done::Inspected(inspection)) => {
                 deciding::decide(&self.input, *inspection)
             }
-            (State::Wiping { .. } | State::Renewing(_), Done::Plain) => State::Deciding,
+            (State::Wiping { .. } | State::Renewing(_) | State::Locked { .. }, Done::Plain) => {
+                State::Deciding
+            }
             (State::AwaitingAddress(parameters), Done::Plain) => {
                 State::MakingKeys(parameters.clone())
             }

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_api::identity::NodeId;
 use hearth_api::v1::{NodeState, StorageSecurity};
 use hearth_host::cluster_state::EnrolmentPhase;
-use hearth_host::storage::header::{Header, Phase};
+use hearth_host::storage::header::{Header, HeaderState, Phase};
 use proptest::prelude::*;
 
 use super::deciding::decide;
 use super::world::*;
 use super::*;
+use crate::sealed::Stored;
 use crate::testing;
 
 /// Registers without a fault until it is HOME.

@@ -43,10 +43,14 @@ pub(super) fn orphaned(stored: &Stored, header: &HeaderState) -> String {
 }
 
 /// Why a machine does not continue whose TPM does not release its keys.
-pub(super) fn locked(why: &str, header: &HeaderState) -> String {
+pub(super) fn locked(why: &str, recoverable: bool, header: &HeaderState) -> String {
+    let or_recover = match recoverable {
+        true => ", or open it at its console with the recovery key",
+        false => "",
+    };
     format!(
         "{why}. Nothing was changed. Restore what the keys were sealed to (this disk in its own machine, with the \
-         Secure Boot settings and an image of the same builder as before) and restart it. {}",
+         Secure Boot settings and an image of the same builder as before) and restart it{or_recover}. {}",
         how_to_discard(header)
     )
 }

@@ -1,13 +1,17 @@
 //! The machine against a model of its disk and cluster: bootstrap and decisions. [`super::model`]
 //! has the registrations.
 
+use hearth_api::recovery::RecoveryKey;
+use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
+use hearth_host::storage::header::HeaderState;
 use proptest::prelude::*;
 
 use super::super::EnrolmentId;
 use super::deciding::decide;
 use super::world::*;
 use super::*;
+use crate::sealed::Stored;
 
 fn run(world: &mut World, input: &ParametersInput, script: &Script) -> State {
     // A bootstrap has no cluster to ask.
@@ -93,7 +97,14 @@ fn corrupt() -> SealedState {
 }
 
 fn locked() -> SealedState {
-    SealedState::Locked("PCR 7: expected 11, got 22".into())
+    locked_with(None)
+}
+
+fn locked_with(recovery: Option<WrappedRecordKey>) -> SealedState {
+    SealedState::Locked {
+        why: "PCR 7: expected 11, got 22".into(),
+        recovery,
+    }
 }
 
 fn refusal(state: State) -> String {
@@ -244,6 +255,43 @@ fn a_member_that_has_both_halves_of_its_key_opens_its_disk_itself() {
             assert!(founding.into_member(ca(1)).cluster_unlock_key.is_none());
         }
     }
+}
+
+#[test]
+fn what_the_tpm_does_not_open_waits_for_the_owner() {
+    let key = RecoveryKey::generate();
+    let wrapped = WrappedRecordKey::new(&key.recipient(), [1; 32], &[2; 32]);
+    let state = decided(&input(None), locked_with(Some(wrapped.clone())), ready(1));
+    let State::Locked { reason, recovery } = &state else {
+        panic!("{state:?}");
+    };
+    assert_eq!(recovery, &wrapped);
+    for part in ["PCR 7", "at its console with the recovery key", "wipe.enrolment_id"] {
+        assert!(reason.contains(part), "{reason}");
+    }
+    // Its owner can still give it up.
+    let wiped = decided(&input(Some(1)), locked_with(Some(wrapped.clone())), ready(1));
+    assert!(matches!(wiped, State::Wiping { sealed: true, data: true }));
+    // Once it is open, the disk is looked at again.
+    let (machine, actions) = Machine::start(input(None));
+    let turn = |actions: &[Action]| match actions {
+        [.., Action::Work(turn, _)] => *turn,
+        other => panic!("{other:?}"),
+    };
+    let inspected = Done::Inspected(Box::new(DiskState {
+        sealed: locked_with(Some(wrapped)),
+        header: ready(1),
+    }));
+    let (machine, actions) = machine.step(Event::Done(turn(&actions), inspected));
+    assert!(
+        matches!(
+            &actions[..],
+            [Action::Show(EnrolmentStatus::Refused(_)), Action::Work(_, Work::Recover(_))]
+        ),
+        "{actions:?}"
+    );
+    let (machine, _) = machine.step(Event::Done(turn(&actions), Done::Plain));
+    assert!(matches!(machine.state(), State::Deciding));
 }
 
 #[test]

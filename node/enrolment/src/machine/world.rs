@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use hearth_api::identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, Ticket};
+use hearth_api::identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket};
 use hearth_api::v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy};
 use hearth_host::parameters::{self, Register};
-use hearth_host::storage::header::{Header, Owner, Phase};
+use hearth_host::storage::header::{Header, HeaderState, Owner, Phase};
 
-use super::super::sealed::{Answer, Asking};
+use super::super::sealed::{Answer, Asking, Stored};
 use super::super::{EnrolmentId, testing};
 use super::*;
 
@@ -250,6 +250,7 @@ impl World {
                     header: self.header.clone(),
                 })));
             }
+            Work::Recover(_) => unreachable!("the model has no TPM"),
             Work::Wipe { sealed, data } => self.wipe(*sealed, *data, during),
             Work::AwaitAddress => {}
             Work::MakeKeys(parameters) => {

@@ -411,6 +411,17 @@ impl Sealed {
         Some(usage == TpmUsage::PresentAndUsed)
     }
 
+    /// Who can open it besides the TPM.
+    fn recovery_recipient(&self) -> Option<RecoveryRecipient> {
+        let recovery = match self {
+            Self::Founding(founding) => founding.recovery.as_ref(),
+            Self::Member(member) => member.recovery.as_ref(),
+            // The data partition is empty: the machine can begin anew.
+            Self::Registering(_) | Self::Disowned(_) => None,
+        };
+        recovery.map(|recovery| recovery.recipient)
+    }
+
     /// The static network configuration that was saved from the parameters.
     pub fn network(&self) -> Option<&StaticNetwork> {
         match self {
@@ -437,4 +448,4 @@ mod stored_forms;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod tpm_tests;
+pub(crate) mod tpm_tests;

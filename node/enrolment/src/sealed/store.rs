@@ -12,13 +12,16 @@
 //!
 //! # Record
 //! Length of the message (u32, little-endian), message, zeros; in the TPM's format, as
-//! [`super::tpm`] encrypts it. Before MEMBER the message has a key
+//! [`super::tpm`] encrypts it. Where the cluster has a recovery recipient, the owner can open that
+//! one, too ([`SealedStore::recover`]): a TPM that fails, or has seen another machine, does not take
+//! the node's keys with it. Before MEMBER the message has a key
 //! that must not outlive that phase, DISOWNED has none at all, and slots are written in place. So
 //! the record never shrinks, and a shorter message overwrites all of a longer previous one.
 
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_host::layout::{Esp, StateFile};
 use hearth_sys::files::FileError;
 use hearth_sys::slots::{
@@ -26,7 +29,7 @@ use hearth_sys::slots::{
 };
 use zeroize::Zeroizing;
 
-use super::tpm::{Sealer, TpmError};
+use super::tpm::{self, Sealer, TpmError};
 use super::{Sealed, VERSION};
 
 /// A record that anyone can read.
@@ -185,6 +188,38 @@ impl SealedStore {
         Ok(Stored::Sealed(sealed))
     }
 
+    /// The key of the configuration for the owner; `None` if it has none.
+    pub fn recovery(&self) -> Result<Option<WrappedRecordKey>, SealedError> {
+        match self.state().slots.load()? {
+            Loaded::Value {
+                format, payload, ..
+            } if format == TPM => Ok(tpm::recovery(&payload)?),
+            _ => Ok(None),
+        }
+    }
+
+    /// Opens the configuration with its key, which the owner has given, and seals it anew to what
+    /// the TPM measures now, if there is one. Until the next boot it is open in either case.
+    pub fn recover(&self, key: &[u8; 32]) -> Result<(), SealedError> {
+        let sealed = {
+            let mut state = self.state();
+            let Loaded::Value { payload, .. } = state.slots.load()? else {
+                return Err(SealedError::content("record", "one", "none"));
+            };
+            let sealed = Sealed::decode(unframe(&tpm::open(&payload, key)?)?)?;
+            state.known = Some(Stored::Sealed(sealed.clone()));
+            sealed
+        };
+        if let Err(error) = self.save(&sealed) {
+            tracing::warn!(
+                "cannot seal the node's keys again; the next boot needs the recovery key, too: {}",
+                hearth_api::chain(&error)
+            );
+            self.state().known = Some(Stored::Sealed(sealed));
+        }
+        Ok(())
+    }
+
     /// Replaces the configuration. It is durable when this returns; no byte of the previous one is
     /// left in the files.
     pub fn save(&self, sealed: &Sealed) -> Result<(), SealedError> {
@@ -198,7 +233,8 @@ impl SealedStore {
         let record = frame(&sealed.encode(), former.into_iter().max().unwrap_or(0));
         let format = self.format_of(sealed);
         if format == TPM {
-            let record = self.sealer()?.seal(&record)?;
+            let recipient = sealed.recovery_recipient();
+            let record = self.sealer()?.seal(&record, recipient.as_ref())?;
             state.slots.save_as(TPM, &record)?;
         } else {
             state.slots.save_as(PLAIN, &record)?;

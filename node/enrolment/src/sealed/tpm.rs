@@ -17,6 +17,8 @@
 //! |---|---|
 //! | 4 | length of the next field, little-endian |
 //! | that | the sealed key, as [`hearth_tpm::Sealed`] encodes it |
+//! | 4 | length of the next field, little-endian: 80, or 0 if the cluster has no recovery recipient |
+//! | that | the same key, wrapped to the recovery recipient ([`WrappedRecordKey`]) |
 //! | the rest | the encrypted configuration, with its tag; authenticated together with the fields before |
 //!
 //! A key encrypts one message, so the nonce is zero. A record is opened again before it is saved: one that the TPM would
@@ -27,6 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_api::identity::random_bytes;
+use hearth_api::recovery::console::WrappedRecordKey;
+use hearth_api::recovery::{RecoveryRecipient, WrappedKey};
 use hearth_tpm::{
     DecodeError, KeyError, ParseError, Pcr, PcrSelection, PcrSignatures, Policy, PolicyKey,
     SealError, SignedPolicy, Tpm, UnsealError,
@@ -163,8 +167,12 @@ impl Sealer {
         })
     }
 
-    /// The record with this message.
-    pub(super) fn seal(&self, message: &[u8]) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+    /// The record with this message, which the holder of the recovery key can open as well.
+    pub(super) fn seal(
+        &self,
+        message: &[u8],
+        recipient: Option<&RecoveryRecipient>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         let key = Zeroizing::new(random_bytes::<KEY_LEN>());
         let sealed = {
             let mut tpm = self.tpm();
@@ -173,11 +181,15 @@ impl Sealer {
             sealed
         };
         let blob = sealed.encode();
+        let wrapped = recipient.map(|to| WrappedRecordKey::new(to, digest(&blob), &key));
+        let wrapped = wrapped.as_ref().map_or(&[][..], |key| key.wrapped_key.as_bytes());
         let mut record = Zeroizing::new(Vec::with_capacity(
-            4 + blob.len() + message.len() + AES_256_GCM.tag_len(),
+            8 + blob.len() + wrapped.len() + message.len() + AES_256_GCM.tag_len(),
         ));
-        record.extend_from_slice(&(blob.len() as u32).to_le_bytes());
-        record.extend_from_slice(&blob);
+        for field in [&blob[..], wrapped] {
+            record.extend_from_slice(&(field.len() as u32).to_le_bytes());
+            record.extend_from_slice(field);
+        }
         let clear = record.len();
         record.extend_from_slice(message);
         let (header, content) = record.split_at_mut(clear);
@@ -199,7 +211,7 @@ impl Sealer {
 
     /// The message of a record.
     pub(super) fn unseal(&self, record: &[u8]) -> Result<Zeroizing<Vec<u8>>, TpmError> {
-        let (header, sealed) = split(record)?;
+        let sealed = hearth_tpm::Sealed::decode(Header::of(record)?.sealed)?;
         let key = {
             let mut tpm = self.tpm();
             let key = tpm.unseal(&sealed, Some(&self.signatures))?;
@@ -210,16 +222,7 @@ impl Sealer {
             expected: "a sealed key of 32 bytes",
             found: format!("{} bytes", key.len()),
         })?;
-        let mut content = Zeroizing::new(record[header.len()..].to_vec());
-        let opened = cipher(key).open_in_place(nonce(), Aad::from(header), &mut content);
-        let length = opened
-            .map_err(|Unspecified| TpmError::Content {
-                expected: "what was encrypted with the sealed key",
-                found: "other content, or a wrong tag".into(),
-            })?
-            .len();
-        content.truncate(length);
-        Ok(content)
+        open(record, key)
     }
 
     fn tpm(&self) -> MutexGuard<'_, Tpm> {
@@ -228,16 +231,69 @@ impl Sealer {
     }
 }
 
-/// The authenticated header of a record, and the sealed key in it.
-fn split(record: &[u8]) -> Result<(&[u8], hearth_tpm::Sealed), TpmError> {
-    let short = || TpmError::Content {
-        expected: "a sealed key of the encoded length",
-        found: format!("{} bytes", record.len()),
-    };
-    let (length, rest) = record.split_first_chunk::<4>().ok_or_else(short)?;
-    let length = u32::from_le_bytes(*length) as usize;
-    let blob = rest.get(..length).ok_or_else(short)?;
-    Ok((&record[..4 + length], hearth_tpm::Sealed::decode(blob)?))
+/// What is not encrypted of a record.
+struct Header<'a> {
+    /// All of it, with the lengths.
+    bytes: &'a [u8],
+    sealed: &'a [u8],
+    /// Empty: there is none.
+    wrapped: &'a [u8],
+}
+
+impl<'a> Header<'a> {
+    fn of(record: &'a [u8]) -> Result<Self, TpmError> {
+        let short = || TpmError::Content {
+            expected: "a sealed and a wrapped key of the encoded lengths",
+            found: format!("{} bytes", record.len()),
+        };
+        let field = |rest: &'a [u8]| {
+            let (length, rest) = rest.split_first_chunk::<4>()?;
+            rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+        };
+        let (sealed, rest) = field(record).ok_or_else(short)?;
+        let (wrapped, content) = field(rest).ok_or_else(short)?;
+        Ok(Self {
+            bytes: &record[..record.len() - content.len()],
+            sealed,
+            wrapped,
+        })
+    }
+}
+
+/// The key of a record for the owner, if the record has it.
+pub(super) fn recovery(record: &[u8]) -> Result<Option<WrappedRecordKey>, TpmError> {
+    let header = Header::of(record)?;
+    if header.wrapped.is_empty() {
+        return Ok(None);
+    }
+    let wrapped_key = WrappedKey::try_from(header.wrapped).map_err(|error| TpmError::Content {
+        expected: "a wrapped key of 80 bytes",
+        found: error.to_string(),
+    })?;
+    Ok(Some(WrappedRecordKey {
+        record: digest(header.sealed),
+        wrapped_key,
+    }))
+}
+
+/// The message of a record whose key is known.
+pub(super) fn open(record: &[u8], key: &[u8; KEY_LEN]) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+    let header = Header::of(record)?.bytes;
+    let mut content = Zeroizing::new(record[header.len()..].to_vec());
+    let opened = cipher(key).open_in_place(nonce(), Aad::from(header), &mut content);
+    let length = opened
+        .map_err(|Unspecified| TpmError::Content {
+            expected: "what was encrypted with this key",
+            found: "other content, or a wrong tag".into(),
+        })?
+        .len();
+    content.truncate(length);
+    Ok(content)
+}
+
+fn digest(sealed: &[u8]) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, sealed);
+    *digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes")
 }
 
 fn cipher(key: &[u8; KEY_LEN]) -> LessSafeKey {

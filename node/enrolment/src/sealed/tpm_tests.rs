@@ -3,23 +3,26 @@
 use std::fs;
 use std::path::Path;
 
+use hearth_api::recovery::RecoveryKey;
+use hearth_api::recovery::console::RecordChallenger;
 use hearth_host::layout::Root;
 use hearth_tpm::testing::Swtpm;
 use hearth_tpm::{Digest, Pcr, PcrSelection, PcrSignatures, SigningKey};
+use zeroize::Zeroizing;
 
 use super::super::testing::{founding, registering};
 use super::store::{PLAIN, frame};
 use super::*;
 
 /// A machine that has booted an image.
-struct Machine {
+pub(crate) struct SealingMachine {
     tpm: Swtpm,
     disk: tempfile::TempDir,
     builder: SigningKey,
 }
 
-impl Machine {
-    fn new() -> Self {
+impl SealingMachine {
+    pub(crate) fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
         fs::create_dir(Root::under(disk.path()).esp.path()).unwrap();
         let machine = Self {
@@ -56,7 +59,7 @@ impl Machine {
         self.boot(image);
     }
 
-    fn sealer(&self) -> Option<Arc<Sealer>> {
+    pub(crate) fn sealer(&self) -> Option<Arc<Sealer>> {
         Some(Arc::new(
             Sealer::new(self.tpm.tpm(), &self.root().loader).unwrap(),
         ))
@@ -94,7 +97,7 @@ fn has(bytes: &[u8], secret: &[u8]) -> bool {
 }
 
 /// Fails with a reason for which the machine stops, and which says all of `parts`.
-fn is_locked(machine: &Machine, parts: &[&str]) {
+fn is_locked(machine: &SealingMachine, parts: &[&str]) {
     let before = machine.slots();
     let error = machine.store().load().unwrap_err();
     assert!(error.is_locked() && !error.is_transient(), "{error}");
@@ -107,7 +110,7 @@ fn is_locked(machine: &Machine, parts: &[&str]) {
 
 #[test]
 fn keys_of_a_node_that_uses_its_tpm_are_not_on_the_disk() {
-    let mut machine = Machine::new();
+    let mut machine = SealingMachine::new();
     let founding = with(TpmUsage::PresentAndUsed);
     let secrets = [
         *founding.identity.node_unlock_key.expose(),
@@ -129,7 +132,7 @@ fn keys_of_a_node_that_uses_its_tpm_are_not_on_the_disk() {
 
 #[test]
 fn a_node_that_does_not_use_its_tpm_has_a_plain_record() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let founding = Arc::new(with(TpmUsage::PresentButUnused));
     machine.store().save(&Sealed::Founding(founding)).unwrap();
     assert!(machine.slots()[0].starts_with(b"HRTHPLSC"));
@@ -140,7 +143,7 @@ fn a_node_that_does_not_use_its_tpm_has_a_plain_record() {
 
 #[test]
 fn a_registration_is_sealed_before_the_cluster_has_said_how() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let store = machine.store();
     let asking = registering(1, None);
     store.save(&Sealed::Registering(asking)).unwrap();
@@ -160,7 +163,7 @@ fn a_registration_is_sealed_before_the_cluster_has_said_how() {
 /// A power cut between the slots leaves one of each format: the newer one counts.
 #[test]
 fn a_pair_of_both_formats_has_the_newer_value() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let store = machine.store();
     store
         .save(&Sealed::Registering(registering(1, None)))
@@ -176,7 +179,7 @@ fn a_pair_of_both_formats_has_the_newer_value() {
 
 #[test]
 fn a_machine_in_another_state_does_not_open_and_says_why() {
-    let mut machine = Machine::new();
+    let mut machine = SealingMachine::new();
     let founding = Arc::new(with(TpmUsage::PresentAndUsed));
     machine.store().save(&Sealed::Founding(founding)).unwrap();
 
@@ -207,10 +210,10 @@ fn a_machine_in_another_state_does_not_open_and_says_why() {
 
 #[test]
 fn a_disk_in_another_machine_does_not_open() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let founding = Arc::new(with(TpmUsage::PresentAndUsed));
     machine.store().save(&Sealed::Founding(founding)).unwrap();
-    let mut other = Machine::new();
+    let mut other = SealingMachine::new();
     // Both run images of one builder.
     other.builder = SigningKey::from_pem(SigningKey::generate().unwrap().as_bytes()).unwrap();
     for (slot, path) in machine
@@ -224,9 +227,73 @@ fn a_disk_in_another_machine_does_not_open() {
     is_locked(&other, &["another TPM"]);
 }
 
+/// A founding node that uses its TPM, and the key of its owner.
+fn recoverable() -> (Arc<Founding>, RecoveryKey) {
+    let owner = RecoveryKey::generate();
+    let mut founding = with(TpmUsage::PresentAndUsed);
+    let key = founding.cluster_unlock_key.clone();
+    founding.recovery = founding.identity.recovery(Some(owner.recipient()), &key);
+    (Arc::new(founding), owner)
+}
+
+/// What the owner enters at the console of a machine that shows the challenge of this store.
+fn key_from_owner(store: &SealedStore, owner: &RecoveryKey) -> Zeroizing<[u8; 32]> {
+    let wrapped = store.recovery().unwrap().expect("the owner's key");
+    let challenger = RecordChallenger::new(wrapped);
+    let answer = challenger.console_challenge().answered(owner).unwrap();
+    challenger.accept_at_console(&answer).unwrap()
+}
+
+#[test]
+fn the_owner_opens_what_the_tpm_does_not_and_it_is_sealed_anew() {
+    let mut machine = SealingMachine::new();
+    let (founding, owner) = recoverable();
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    let other_key = Digest::of(&[b"another key of Secure Boot"]);
+    machine.tpm.tpm().extend(Pcr::SECURE_BOOT, &other_key);
+    is_locked(&machine, &["PCR 7"]);
+
+    let store = machine.store();
+    let key = key_from_owner(&store, &owner);
+    let before = machine.slots();
+    assert!(store.recover(&[7; 32]).is_err());
+    assert_eq!(machine.slots(), before, "another key changes nothing");
+    assert!(store.load().is_err());
+    store.recover(&key).unwrap();
+    assert!(matches!(store.load().unwrap(), Stored::Sealed(_)));
+    drop(store);
+    // It opens in this state of the machine from now on, and not in the former one.
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+    machine.reboot(b"release 1");
+    is_locked(&machine, &["PCR 7"]);
+}
+
+#[test]
+fn the_owner_opens_what_a_lost_tpm_has_sealed_at_every_boot() {
+    let machine = SealingMachine::new();
+    let (founding, owner) = recoverable();
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    let before = machine.slots();
+    for _ in 0..2 {
+        let without = SealedStore::new(&machine.root().esp, None);
+        assert!(without.load().unwrap_err().is_locked());
+        without.recover(&key_from_owner(&without, &owner)).unwrap();
+        assert!(matches!(without.load().unwrap(), Stored::Sealed(_)));
+        assert_eq!(machine.slots(), before);
+    }
+}
+
+#[test]
+fn a_record_without_a_recovery_recipient_opens_by_its_tpm_only() {
+    let machine = SealingMachine::new();
+    let founding = Arc::new(with(TpmUsage::PresentAndUsed));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    assert_eq!(machine.store().recovery().unwrap(), None);
+}
+
 #[test]
 fn a_plain_record_of_a_node_that_uses_its_tpm_is_refused() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let used = Sealed::Founding(Arc::new(with(TpmUsage::PresentAndUsed)));
     let root = machine.root();
     // A machine without a TPM does not write one.
@@ -243,7 +310,7 @@ fn a_plain_record_of_a_node_that_uses_its_tpm_is_refused() {
 
 #[test]
 fn a_record_with_any_byte_changed_is_refused() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let founding = Arc::new(with(TpmUsage::PresentAndUsed));
     machine.store().save(&Sealed::Founding(founding)).unwrap();
     let sealer = machine.sealer().unwrap();
@@ -263,7 +330,7 @@ fn a_record_with_any_byte_changed_is_refused() {
 
 #[test]
 fn an_image_that_is_not_signed_cannot_seal() {
-    let machine = Machine::new();
+    let machine = SealingMachine::new();
     let loader = machine.root().loader;
     let new = || Sealer::new(machine.tpm.tpm(), &loader);
     let key = loader.join("tpm2-pcr-public-key.pem");

@@ -1,19 +1,22 @@
 //! An encrypted member whose curators are down, and an owner at its port.
 
 use hearth_api::identity::OwnerKey;
-use hearth_api::recovery::{Challenge, RecoveryKey};
+use hearth_api::recovery::console::ConsoleChallenge;
+use hearth_api::recovery::{Challenge, RecoveryError, RecoveryKey};
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::node_unlock_client::NodeUnlockClient;
-use hearth_api::v1::{ColdStartPolicy, StorageSecurity};
-use hearth_base::testing::{until_ok, within_timeout};
+use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
+use hearth_base::testing::{until, until_ok, within_timeout};
+use hearth_sys::testing::Terminal;
 use tonic::Code;
 use tonic::transport::Channel;
 
 use super::*;
 use crate::driver::tests::{Boot, Machine};
 use crate::machine::EnrolmentStatus;
-use crate::sealed::Founding;
+use crate::sealed::{Founding, Sealed, SealedStore};
+use crate::sealed::tpm_tests::SealingMachine;
 use crate::testing::founding;
 
 /// The seed of the owner key in [`founding`].
@@ -74,13 +77,22 @@ async fn challenge(client: &mut NodeUnlockClient<Channel>) -> (Challenge, Cluste
     (challenge, response.directory.unwrap_or_default())
 }
 
+/// The challenge that a node shows at this console to whoever presses Enter.
+async fn shown(terminal: &mut Terminal) -> String {
+    let hint = "press Enter here";
+    until("the hint", || terminal.shown().unwrap().contains(hint)).await;
+    terminal.enter("").unwrap();
+    let whole = |shown: &str| shown.contains("hearth-challenge:") && shown.contains(';');
+    until("the challenge", || whole(terminal.shown().unwrap())).await;
+    terminal.shown().unwrap().to_owned()
+}
+
 /// Boots on until the data partition is open, or the node gives up; returns what it has reported.
 async fn opened(boot: Boot) -> Vec<String> {
     let end = boot
         .until(|status| match status {
-            EnrolmentStatus::Refused(_) => true,
-            // The credentials were never made: the data partition is open.
-            EnrolmentStatus::Retrying { work, .. } => work.contains("credentials"),
+            // They were never made: the data partition is open.
+            EnrolmentStatus::Refused(reason) => reason.contains("no credentials"),
             _ => false,
         })
         .await;
@@ -90,6 +102,14 @@ async fn opened(boot: Boot) -> Vec<String> {
         "{end:?}: {reports:?}"
     );
     reports
+}
+
+/// Replaces the machine's sealed configuration with one that only another machine opens, or the owner.
+fn seal_with_another_tpm(machine: &Machine, founding: &Founding, cluster: &TestCluster) {
+    let other = SealingMachine::new();
+    let member = founding.into_member(cluster.ca().clone());
+    let store = SealedStore::new(&machine.root.esp, other.sealer());
+    store.save(&Sealed::Member(Arc::new(member))).unwrap();
 }
 
 #[tokio::test]
@@ -187,4 +207,72 @@ async fn a_curator_that_answers_first_closes_the_port() {
     let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
     opened(machine.boot(Ok(None))).await;
     assert!(std::net::TcpStream::connect(machine.unlock_at).is_err());
+}
+
+#[tokio::test]
+async fn the_recovery_key_alone_opens_a_node_at_its_console() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let keys = Keys::of(ColdStartPolicy::Owner);
+    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let mut terminal = Terminal::new().unwrap();
+    machine.console = terminal.device().to_owned();
+    let boot = machine.boot(Ok(None));
+
+    let challenge = ConsoleChallenge::parse(&shown(&mut terminal).await).unwrap();
+    assert_eq!(
+        challenge.answered(&RecoveryKey::generate()),
+        Err(RecoveryError::Wrapped)
+    );
+    // What is no answer is said, and the same challenge stays open.
+    for (entered, refusal) in [("open sesame", "not Base64"), ("AAAA", "3 bytes")] {
+        terminal.enter(entered).unwrap();
+        until(refusal, || terminal.shown().unwrap().contains(refusal)).await;
+    }
+    let answer = challenge.answered(&keys.recovery).unwrap();
+    terminal.enter(&answer).unwrap();
+    opened(boot).await;
+    let accepted = "The answer was accepted";
+    until(accepted, || terminal.shown().unwrap().contains(accepted)).await;
+}
+
+#[tokio::test]
+async fn a_key_from_the_console_that_does_not_open_the_disk_is_not_used() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let mut keys = Keys::of(ColdStartPolicy::Owner);
+    keys.wrap(&ClusterUnlockKey::generate());
+    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let mut terminal = Terminal::new().unwrap();
+    machine.console = terminal.device().to_owned();
+    let boot = machine.boot(Ok(None));
+    let challenge = ConsoleChallenge::parse(&shown(&mut terminal).await).unwrap();
+    terminal.enter(&challenge.answered(&keys.recovery).unwrap()).unwrap();
+    let refusal = "does not open the data partition";
+    until(refusal, || terminal.shown().unwrap().contains(refusal)).await;
+    boot.off().await;
+}
+
+/// The node's board was replaced, and its TPM with it.
+#[tokio::test]
+async fn the_owner_opens_the_sealed_configuration_of_a_lost_tpm_at_the_console() {
+    let cluster = Arc::new(TestCluster::new());
+    let curator = silent(&cluster).await;
+    let mut keys = Keys::of(ColdStartPolicy::Tpm);
+    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    keys.founding.identity.tpm_usage = TpmUsage::PresentAndUsed;
+    let mut terminal = Terminal::new().unwrap();
+    machine.console = terminal.device().to_owned();
+    seal_with_another_tpm(&machine, &keys.founding, &cluster);
+
+    let boot = machine.boot(Ok(None));
+    let refused = boot.until(|status| matches!(status, EnrolmentStatus::Refused(_)));
+    let EnrolmentStatus::Refused(reason) = refused.await else {
+        unreachable!();
+    };
+    assert!(reason.contains("at its console with the recovery key"), "{reason}");
+    let challenge = ConsoleChallenge::parse(&shown(&mut terminal).await).unwrap();
+    terminal.enter(&challenge.answered(&keys.recovery).unwrap()).unwrap();
+    // With both halves of the key in it, nobody else is asked.
+    opened(boot).await;
 }
