@@ -5,6 +5,9 @@
 //! If a stream is not answered within half of the curator's timeout, the worker drops it, so that
 //! the next one may reach another curator in time.
 //!
+//! When the node shuts down or reboots, the last request says so. Its next boot can then join at
+//! once; otherwise it has to wait until the curators consider this one lost.
+//!
 //! A curator that rejects this node is retried with growing delays, unlike one that cannot be
 //! reached. The rejection is also counted, because the cluster may have removed this node. The
 //! error alone does not prove that: enrolment asks with the join key.
@@ -20,15 +23,18 @@ use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::handover::{Refusals, UnlockSettingsDigest};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use crate::connection::{self, CuratorConnection, for_each_connection, refused};
 
 /// Version of the heartbeat protocol.
 const PROTOCOL_VERSION: u32 = 1;
+/// How long the announcement of the end of this boot may take: a curator's write to etcd. If no
+/// curator can be reached any more, the node goes down without it.
+const END_BOUND: Duration = Duration::from_secs(3);
 /// Timeout until the curator has told its own.
 const FIRST_BOUND: Duration = Duration::from_secs(5);
 
@@ -49,9 +55,45 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let boot_id = boot_id()?;
     ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let health = Health::of(&ctx);
-    let beat = |connection| beat(&ctx, &health, &worker, connection, &boot_id);
-    ctx.until_cancelled(for_each_connection(&worker.connection, beat))
-        .await
+    let open = Mutex::new(None);
+    let beat = |connection| beat(&ctx, &health, &worker, connection, &boot_id, &open);
+    let beating = for_each_connection(&worker.connection, beat);
+    let outcome = ctx.until_cancelled(beating).await;
+    if ctx.is_cancelled()
+        && let Some(stream) = open.into_inner()
+    {
+        // Runnables are cancelled when the node goes down. If it does not, because only what is
+        // above this one has failed, the next heartbeat corrects this.
+        let _ = timeout(END_BOUND, stream.end(&boot_id)).await;
+    }
+    outcome
+}
+
+/// An open heartbeat stream.
+struct BeatStream {
+    beats: mpsc::Sender<HeartbeatRequest>,
+    answers: Streaming<HeartbeatResponse>,
+}
+
+impl BeatStream {
+    /// Announces the end of this boot, and waits until the curator has recorded it.
+    async fn end(mut self, boot_id: &str) {
+        let last = HeartbeatRequest {
+            ending: true,
+            ..request(boot_id)
+        };
+        if self.beats.send(last).await.is_ok() {
+            while let Ok(Some(_)) = self.answers.message().await {}
+        }
+    }
+}
+
+fn request(boot_id: &str) -> HeartbeatRequest {
+    HeartbeatRequest {
+        boot_id: boot_id.to_owned(),
+        protocol_version: PROTOCOL_VERSION,
+        ending: false,
+    }
 }
 
 /// Handles an error returned by a curator.
@@ -85,22 +127,22 @@ async fn beat(
     worker: &Worker,
     connection: CuratorConnection,
     boot_id: &str,
+    open: &Mutex<Option<BeatStream>>,
 ) -> Outcome {
-    let request = || HeartbeatRequest {
-        boot_id: boot_id.to_owned(),
-        protocol_version: PROTOCOL_VERSION,
-    };
+    let mut open = open.lock().await;
+    *open = None;
     let (beats, stream) = mpsc::channel(1);
     // Taken before the request is sent: an acknowledgement only proves that the node was alive
     // before that.
     let mut sent = Instant::now();
-    beats.send(request()).await?;
+    beats.send(request(boot_id)).await?;
     let mut curator = connection.curator();
     let answers = curator.heartbeat(ReceiverStream::new(stream));
     let silent = |_| silent(&connection);
     let answers = timeout(FIRST_BOUND, answers).await.map_err(silent)?;
     let turned_away = |status| turned_away(ctx, worker, status);
-    let mut answers = answers.map_err(turned_away)?.into_inner();
+    let answers = answers.map_err(turned_away)?.into_inner();
+    let BeatStream { beats, answers } = open.insert(BeatStream { beats, answers });
     let mut bound = FIRST_BOUND;
     loop {
         let answer = timeout(bound, answers.message()).await.map_err(silent)?;
@@ -113,7 +155,7 @@ async fn beat(
         let interval = pace(&answer, &mut bound);
         sleep(interval).await;
         sent = Instant::now();
-        beats.send(request()).await?;
+        beats.send(request(boot_id)).await?;
     }
 }
 

@@ -32,6 +32,7 @@ pub mod owner;
 pub mod permissions;
 pub mod proofs;
 pub mod provider;
+pub mod pushback;
 pub mod recovery;
 mod redacted;
 pub mod schema;

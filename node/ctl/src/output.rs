@@ -49,6 +49,16 @@ pub(crate) struct Node {
     conditions: Vec<Condition>,
     /// The node is being decommissioned.
     decommissioning: bool,
+    joins: Vec<Join>,
+}
+
+/// A boot of a node that its cluster has admitted.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Join {
+    /// Unix time in seconds.
+    time: i64,
+    address: String,
+    boot_id: String,
 }
 
 /// A condition of a node: whether it is met, and why not.
@@ -167,7 +177,30 @@ impl From<&v1::Node> for Node {
                 .map(|status| status.conditions.iter().map(Condition::from).collect())
                 .unwrap_or_default(),
             decommissioning: node.decommissioning,
+            joins: node.joins.iter().map(Join::from).collect(),
         }
+    }
+}
+
+impl From<&v1::NodeJoin> for Join {
+    fn from(join: &v1::NodeJoin) -> Self {
+        Self {
+            time: join.time,
+            address: join.address.clone(),
+            boot_id: join.boot_id.clone(),
+        }
+    }
+}
+
+impl Join {
+    /// One line of text.
+    fn text(&self) -> String {
+        format!(
+            "{} from {}, boot {}",
+            rfc3339(self.time.saturating_mul(1000)),
+            self.address,
+            self.boot_id
+        )
     }
 }
 
@@ -218,6 +251,10 @@ impl Node {
                 value => printable(value),
             };
             text.push_str(&format!("{name:16}  {value}\n"));
+        }
+        for (index, join) in self.joins.iter().enumerate() {
+            let name = if index == 0 { "joins" } else { "" };
+            text.push_str(&format!("{name:16}  {}\n", printable(&join.text())));
         }
         for condition in &self.conditions {
             let value = printable(&condition.text());

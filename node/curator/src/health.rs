@@ -1,9 +1,10 @@
 //! Derives a node's health from its liveness.
 //!
 //! One curator receives a node's heartbeats; which one is recorded in etcd, attached to that
-//! curator's lease. A node is not healthy in three cases:
+//! curator's lease. A node is not healthy in four cases:
 //!
 //! - the curator has recorded that the heartbeats stopped: TIMEOUT;
+//! - the curator has recorded that the node announced its shutdown or reboot: TIMEOUT;
 //! - the curator's lease has expired, so the curator was lost and the node is about to connect to
 //!   another one: UNKNOWN for a grace period, then TIMEOUT;
 //! - no curator has received a heartbeat since this curator started: the same.
@@ -36,6 +37,8 @@ pub enum Liveness {
     },
     /// A curator has recorded that the heartbeats stopped.
     GivenUp,
+    /// A curator has recorded that the node announced its shutdown or reboot.
+    Ended,
     /// There is no liveness record: no curator receives its heartbeats.
     Lost {
         /// Since when, by this curator's clock.
@@ -68,7 +71,7 @@ impl Liveness {
                     ..
                 },
             ) => curator != new || boot_id != new_boot,
-            (Self::GivenUp, Self::GivenUp) => false,
+            (Self::GivenUp, Self::GivenUp) | (Self::Ended, Self::Ended) => false,
             (Self::Lost { overdue, .. }, Self::Lost { overdue: new, .. }) => overdue != new,
             _ => true,
         }
@@ -101,6 +104,10 @@ pub fn judge(
             NodeHealth::Timeout,
             format!("no heartbeat for {} s", seconds(bound)),
         ),
+        Liveness::Ended => (
+            NodeHealth::Timeout,
+            "the node has shut down or is rebooting".to_owned(),
+        ),
         Liveness::Lost { overdue: false, .. } => (
             NodeHealth::Unknown,
             format!(
@@ -124,7 +131,8 @@ pub fn name(state: NodeState) -> &'static str {
     name.strip_prefix("NODE_STATE_").unwrap_or(name)
 }
 
-fn seconds(duration: Duration) -> f64 {
+/// A duration in seconds, as messages state it.
+pub fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 10.0).round() / 10.0
 }
 
@@ -158,6 +166,8 @@ mod tests {
         assert_eq!(judge(up, heard()), (NodeHealth::Healthy, String::new()));
         assert_eq!(judge(up, Liveness::GivenUp).0, NodeHealth::Timeout);
         assert!(judge(up, Liveness::GivenUp).1.contains("10 s"));
+        assert_eq!(judge(up, Liveness::Ended).0, NodeHealth::Timeout);
+        assert!(judge(up, Liveness::Ended).1.contains("shut down"));
         assert_eq!(judge(up, lost(false)).0, NodeHealth::Unknown);
         assert_eq!(judge(up, lost(true)).0, NodeHealth::Timeout);
         let current = reported(up, heard(), Some("now"));

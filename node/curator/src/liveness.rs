@@ -8,6 +8,9 @@
 //! does not do that: the node is about to open another stream, here or at another curator. In the
 //! latter case the other curator overwrites the key, and this one stops tracking the node.
 //!
+//! A node that shuts down or reboots announces it on its stream, and this is recorded in its key at
+//! once. So its next boot can join without waiting for the silence of this one.
+//!
 //! If the lease expires, because this curator was partitioned or paused, all its keys are gone. The
 //! curator gets a new lease, and the next heartbeat of each node writes its key again.
 //!
@@ -22,7 +25,7 @@ use std::time::Duration;
 use hearth_api::identity::NodeId;
 use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
-use hearth_consensus::{Lease, NamespacedClient};
+use hearth_consensus::{ConsensusError, Lease, NamespacedClient};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
@@ -278,22 +281,56 @@ impl HeartbeatTracker {
         let Some((revision, boot_id)) = silent else {
             return;
         };
+        let given_up = LivenessRecord::GivenUp;
+        match self.record_end(node, revision, given_up, &boot_id).await {
+            Ok(true) => tracing::warn!(%node, "no heartbeat for {:?}", self.bound),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%node, "cannot declare the node lost: {error}"),
+        }
+    }
+
+    /// Handles the node's announcement that it shuts down or reboots. If it cannot be recorded, or
+    /// another stream is the node's current one, the heartbeats stop all the same.
+    pub async fn end_boot(&self, stream: u64, node: NodeId, boot_id: &str) {
+        let revision = self
+            .held()
+            .get(&node)
+            .filter(|held| held.stream == stream && held.boot_id == boot_id)
+            .map(|held| held.revision);
+        let Some(revision) = revision else {
+            return;
+        };
+        let ended = LivenessRecord::Ended;
+        match self.record_end(node, revision, ended, boot_id).await {
+            Ok(true) => tracing::info!(%node, "the node shuts down or reboots"),
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%node, "cannot record the end of its boot: {error}"),
+        }
+    }
+
+    /// Records the end of the node's heartbeats and stops tracking it. False if the key is not the
+    /// one of this revision any more.
+    async fn record_end(
+        &self,
+        node: NodeId,
+        revision: i64,
+        record: LivenessRecord,
+        boot_id: &str,
+    ) -> Result<bool, ConsensusError> {
         let key = state::liveness_key(node);
         let write = Write::when(Condition::Unchanged(key.clone(), revision))
-            .put(key, LivenessRecord::GivenUp.encode(&boot_id));
-        match self.client.write(write).await {
-            Ok(_) => tracing::warn!(%node, "no heartbeat for {:?}", self.bound),
+            .put(key, record.encode(boot_id));
+        let is_recorded = match self.client.write(write).await {
+            Ok(_) => true,
             // Another curator receives its heartbeats, or the key is gone with the session.
-            Err(WriteError::Conflict) => {}
-            Err(WriteError::Consensus(error)) => {
-                tracing::warn!(%node, "cannot declare the node lost: {error}");
-                return;
-            }
-        }
+            Err(WriteError::Conflict) => false,
+            Err(WriteError::Consensus(error)) => return Err(error),
+        };
         let mut all = self.held();
         if all.get(&node).is_some_and(|held| held.revision == revision) {
             all.remove(&node);
         }
+        Ok(is_recorded)
     }
 
     /// Starts a session and renews it; starts another one when it expires. Never returns.

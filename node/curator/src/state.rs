@@ -12,6 +12,7 @@
 //! | `departure` | the ID of the node last authorized to leave etcd | when a voter is to leave |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when heartbeats start or stop |
+//! | `joins/ID` | the last `NodeJoin`s | when a boot of the node is admitted |
 //! | `networking/ranges/RANGE` | the ID of the node with this pod range | at its first request |
 //! | `networking/keys/HEX` | the ID of the node with this mesh key | with the node |
 //! | `election/LEASE` | the ID of a curator that is a candidate | at its start |
@@ -24,14 +25,14 @@ mod full;
 
 use hearth_api::identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket};
 use hearth_api::private::{
-    StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
-    StoredTicket, StoredTombstone,
+    StoredCandidate, StoredCluster, StoredIntent, StoredJoins, StoredLiveness, StoredNode,
+    StoredStatus, StoredTicket, StoredTombstone,
 };
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
-    ClusterConfiguration, ColdStartPolicy, Label, NodeRoles, NodeState, NodeStatus,
+    ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles, NodeState, NodeStatus,
     StorageSecurity, TpmUsage,
 };
 use prost::Message;
@@ -68,6 +69,7 @@ const MESH_KEYS: &str = "networking/keys/";
 const NODES: &str = "nodes/";
 const STATUS: &str = "status/";
 pub(super) const LIVENESS: &str = "liveness/";
+const JOINS: &str = "joins/";
 const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
 
@@ -84,6 +86,11 @@ pub fn status_key(id: NodeId) -> String {
 /// Key of a node's liveness record.
 pub fn liveness_key(id: NodeId) -> String {
     format!("{LIVENESS}{id}")
+}
+
+/// Key of a node's last joins.
+pub fn joins_key(id: NodeId) -> String {
+    format!("{JOINS}{id}")
 }
 
 /// Key that contains the ID of the node with this join key.
@@ -118,7 +125,7 @@ pub fn candidate_key(lease: i64) -> String {
 
 /// Prefixes of all keys that the cache follows. The authorities are not among them: they are read
 /// only to sign something, and not kept in memory.
-pub const FOLLOWED: [&str; 10] = [
+pub const FOLLOWED: [&str; 11] = [
     CLUSTER,
     NODES,
     JOIN_KEYS,
@@ -128,6 +135,7 @@ pub const FOLLOWED: [&str; 10] = [
     MEMBERSHIP,
     STATUS,
     LIVENESS,
+    JOINS,
     ELECTION,
 ];
 
@@ -142,6 +150,8 @@ pub enum Key {
     Status(NodeId),
     /// See [`liveness_key`].
     Liveness(NodeId),
+    /// See [`joins_key`].
+    Joins(NodeId),
     /// See [`candidate_key`].
     Candidate,
     /// See [`tombstone_key`].
@@ -193,6 +203,7 @@ impl Key {
             .or_else(|| of_node(MEMBERSHIP, Self::Intent))
             .or_else(|| of_node(STATUS, Self::Status))
             .or_else(|| of_node(LIVENESS, Self::Liveness))
+            .or_else(|| of_node(JOINS, Self::Joins))
             .unwrap_or(Self::Other)
     }
 }
@@ -543,6 +554,8 @@ pub enum LivenessRecord {
     HeardBy(NodeId),
     /// None: the heartbeats stopped, and the last curator has declared the node lost.
     GivenUp,
+    /// None: the node has announced that it shuts down or reboots.
+    Ended,
 }
 
 impl LivenessRecord {
@@ -550,7 +563,11 @@ impl LivenessRecord {
     pub fn decode(key: &str, bytes: &[u8]) -> Result<(Self, String), RecordError> {
         let stored: StoredLiveness = decode(key, bytes, |m: &StoredLiveness| m.version)?;
         if stored.curator_id.is_empty() {
-            return Ok((Self::GivenUp, stored.boot_id));
+            let record = match stored.ended {
+                true => Self::Ended,
+                false => Self::GivenUp,
+            };
+            return Ok((record, stored.boot_id));
         }
         let curator = stored.curator_id.parse();
         let curator = curator.map_err(|e| malformed(key)(format!("{e}")))?;
@@ -563,12 +580,28 @@ impl LivenessRecord {
             version: VERSION,
             curator_id: match self {
                 Self::HeardBy(curator) => curator.to_string(),
-                Self::GivenUp => String::new(),
+                Self::GivenUp | Self::Ended => String::new(),
             },
             boot_id: boot_id.to_owned(),
+            ended: self == Self::Ended,
         }
         .encode_to_vec()
     }
+}
+
+/// Decodes the last joins of a node, the latest first.
+pub fn decode_joins(key: &str, bytes: &[u8]) -> Result<Vec<NodeJoin>, RecordError> {
+    let stored: StoredJoins = decode(key, bytes, |m: &StoredJoins| m.version)?;
+    Ok(stored.joins)
+}
+
+/// Encodes the last joins of a node, the latest first.
+pub fn encode_joins(joins: Vec<NodeJoin>) -> Vec<u8> {
+    StoredJoins {
+        version: VERSION,
+        joins,
+    }
+    .encode_to_vec()
 }
 
 /// Decodes a stored candidate.

@@ -105,7 +105,10 @@ pub struct World {
 
 impl World {
     pub async fn new(timing: Timing) -> Self {
-        let site = Site::new();
+        Self::at(Site::new(), timing).await
+    }
+
+    pub async fn at(site: Site, timing: Timing) -> Self {
         let etcd = site.start(true).await;
         let owner_key = OwnerKey::generate();
         let data = bootstrap_data(&site, &owner_key);
@@ -433,6 +436,7 @@ impl Pulse {
         let request = HeartbeatRequest {
             boot_id: boot_id.into(),
             protocol_version: 1,
+            ending: false,
         };
         // Fails if the stream has ended; that is reported below.
         let _ = self.beats.send(request).await;
@@ -444,6 +448,17 @@ impl Pulse {
 
     pub async fn beat(&mut self) -> Result<HeartbeatResponse, Status> {
         self.beat_as(BOOT_ID).await
+    }
+
+    /// Announces the end of this boot, and waits until the curator has recorded it.
+    pub async fn end_boot(mut self) -> Status {
+        let request = HeartbeatRequest {
+            boot_id: BOOT_ID.into(),
+            protocol_version: 1,
+            ending: true,
+        };
+        let _ = self.beats.send(request).await;
+        self.end().await
     }
 
     /// Waits for the end of the stream without sending anything.

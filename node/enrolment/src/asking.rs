@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hearth_api::certificates::{CertificateError, ClusterCa};
-use hearth_api::chain;
 use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject,
@@ -29,6 +28,7 @@ use hearth_api::v1::{
     NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
     join_node_response,
 };
+use hearth_api::{chain, pushback};
 use hearth_host::directory;
 use rustls_pki_types::CertificateDer;
 use tonic::{Code, Status};
@@ -40,6 +40,10 @@ use super::sealed::{Answer, Member, Registering};
 const AT_ONCE: usize = 16;
 /// A curator's message is truncated to this number of characters.
 const LONGEST_MESSAGE: usize = 400;
+/// Limits of the delay that a curator asks for, so that it can cause neither a busy loop nor silence.
+const SOONEST: Duration = Duration::from_millis(100);
+/// See [`SOONEST`].
+const LATEST: Duration = Duration::from_secs(10);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +66,16 @@ pub enum AskError {
         code: Code,
         /// The message of the status.
         message: String,
+    },
+    /// A curator refused the call for now, and has said when to ask again.
+    #[error("{call}: not yet: {message}")]
+    NotYet {
+        /// The gRPC method.
+        call: &'static str,
+        /// The curator's reason.
+        message: String,
+        /// The delay until then.
+        ask_again: Duration,
     },
     /// The response is invalid.
     #[error("{call}: invalid response: {field}: {why}")]
@@ -88,10 +102,17 @@ impl AskError {
     }
 
     fn status(call: &'static str) -> impl FnOnce(Status) -> Self {
-        move |status| Self::Refused {
-            call,
-            code: status.code(),
-            message: message(&status),
+        move |status| match pushback::of(&status) {
+            Some(ask_again) if status.code() == Code::Unavailable => Self::NotYet {
+                call,
+                message: message(&status),
+                ask_again: ask_again.clamp(SOONEST, LATEST),
+            },
+            _ => Self::Refused {
+                call,
+                code: status.code(),
+                message: message(&status),
+            },
         }
     }
 

@@ -522,6 +522,14 @@ where
         let answer = match self.asker.join(member, &known).await {
             Ok(answer) => answer,
             Err(error) if is_final(&error) => return Err(Failure::Denied(chain(error))),
+            Err(AskError::NotYet {
+                message, ask_again, ..
+            }) => {
+                return Err(Failure::NotYet {
+                    reason: format!("the cluster to admit this boot: {message}"),
+                    ask_again,
+                });
+            }
             Err(error) => return Err(again(error)),
         };
         if let Some(done) = self.accept(member, answer).await? {
@@ -719,7 +727,7 @@ pub(super) fn is_final(error: &AskError) -> bool {
                 | Code::InvalidArgument
         ),
         AskError::Answer { .. } | AskError::Order(_) => true,
-        AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
+        AskError::NotYet { .. } | AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
     }
 }
 

@@ -148,6 +148,14 @@ impl Parts {
                     tracing::warn!("membership is unconfirmed; not wiping: {}", chain(error));
                     return Membership::Same;
                 }
+                Err(AskError::NotYet {
+                    message, ask_again, ..
+                }) => {
+                    tracing::debug!("waiting for the cluster to admit this boot: {message}");
+                    failures = 0;
+                    tokio::time::sleep(ask_again).await;
+                    continue;
+                }
                 Err(error) => tracing::debug!("{}", chain(error)),
             }
             failures += 1;

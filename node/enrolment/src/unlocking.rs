@@ -127,17 +127,27 @@ impl<M: StorageBackend> Service<M> {
     async fn ask_at_console(&self) {
         let challenge = self.challenger.console_challenge().to_text();
         let wants = "unlock this node";
-        console::ask(&self.worker.console, wants, &challenge, |answer| async move {
-            let key = self.challenger.accept_at_console(&answer).map_err(|error| chain(&error))?;
-            match self.opens(&key).await {
-                Ok(true) => {}
-                Ok(false) => return Err("it does not open the data partition of this node".into()),
-                Err(status) => return Err(status.message().to_owned()),
-            }
-            tracing::warn!("the owner has unlocked this node at the console");
-            self.worker.owners_key.set(Some(key));
-            Ok(())
-        })
+        console::ask(
+            &self.worker.console,
+            wants,
+            &challenge,
+            |answer| async move {
+                let key = self
+                    .challenger
+                    .accept_at_console(&answer)
+                    .map_err(|error| chain(&error))?;
+                match self.opens(&key).await {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        return Err("it does not open the data partition of this node".into());
+                    }
+                    Err(status) => return Err(status.message().to_owned()),
+                }
+                tracing::warn!("the owner has unlocked this node at the console");
+                self.worker.owners_key.set(Some(key));
+                Ok(())
+            },
+        )
         .await;
     }
 

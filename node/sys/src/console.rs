@@ -7,15 +7,15 @@
 //! What is typed is read by lines ([`Input`]); the terminal itself echoes it, and handles backspace.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
 use rustix::fs::OFlags;
 use rustix::termios::{QueueSelector, tcflush};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+
+use crate::raw::Watched;
 
 /// All consoles of the kernel.
 pub const DEVICE: &str = "/dev/console";
@@ -63,7 +63,7 @@ impl Console {
 /// Lines that are typed at a console.
 #[derive(Debug)]
 pub struct Input {
-    file: AsyncFd<File>,
+    terminal: Watched,
     /// Of a line that is not complete, or of several.
     typed: Vec<u8>,
 }
@@ -75,7 +75,7 @@ impl Input {
         let file = open(OpenOptions::new().read(true), device)?;
         tcflush(&file, QueueSelector::IFlush)?;
         Ok(Self {
-            file: AsyncFd::with_interest(file, Interest::READABLE)?,
+            terminal: Watched::new(file)?,
             typed: Vec::new(),
         })
     }
@@ -84,27 +84,17 @@ impl Input {
     /// dropped.
     ///
     /// # Errors
-    /// If the console is gone.
+    /// At the end of the input: after Ctrl-D, or if the console is gone.
     pub async fn line(&mut self) -> io::Result<String> {
         loop {
             if let Some(end) = self.typed.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.typed.drain(..=end).collect();
                 return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
             }
-            let mut ready = self.file.readable().await?;
             let mut buffer = [0; 1024];
-            let Ok(read) = ready.try_io(|file| file.get_ref().read(&mut buffer)) else {
-                continue;
-            };
-            match read {
-                // Ctrl-D ends a line as well, if the terminal is still there.
-                Ok(0) if ready.ready().is_read_closed() => {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                Ok(0) => self.typed.push(b'\n'),
-                Ok(read) => self.add(&buffer[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            match self.terminal.read(&mut buffer).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => self.add(&buffer[..read]),
             }
         }
     }
@@ -142,7 +132,9 @@ mod tests {
         let mut input = Input::open(terminal.device()).unwrap();
         terminal.enter("one").unwrap();
         terminal.enter("").unwrap();
-        terminal.enter(&format!("wro\u{7f}{}", "x".repeat(300))).unwrap();
+        terminal
+            .enter(&format!("wro\u{7f}{}", "x".repeat(300)))
+            .unwrap();
         for expected in ["one", "", &format!("wr{}", "x".repeat(300))] {
             let line = within_timeout("a line", input.line()).await.unwrap();
             assert_eq!(line, expected);

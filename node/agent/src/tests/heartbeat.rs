@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::testing::{Heartbeats, Script};
+use hearth_api::testing::{Heartbeats, Script, Seen};
 use hearth_api::v1::ColdStartPolicy;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::testing::{TestSupervisor, next, within_timeout};
@@ -96,6 +96,18 @@ async fn changed_unlock_settings_are_published() {
     test.fake.curator.set_unlock_settings(&settings);
     assert_eq!(next("settings", &mut published).await, settings.digest());
     test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_boot_is_announced() {
+    let test = beating(answer(5000, Duration::ZERO)).await;
+    next("an acknowledgement", &mut test.acknowledged.watch()).await;
+    test.worker.stop().await;
+    let ended = |seen: &Seen| seen.heartbeats.last().is_some_and(|(_, last)| last.ending);
+    within_timeout("the end", test.fake.curator.until(ended)).await;
+    let seen = test.fake.curator.seen();
+    let endings = seen.heartbeats.iter().filter(|(_, beat)| beat.ending);
+    assert_eq!(endings.count(), 1);
 }
 
 #[tokio::test]

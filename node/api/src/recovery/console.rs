@@ -145,7 +145,11 @@ impl ConsoleChallenge {
         let answer = match self {
             Self::UnlockKey(challenge) => {
                 let key = recovery.open(&challenge.node, &challenge.wrapped_key)?;
-                seal(&challenge.answer_recipient, &self.answer_info(), key.expose())?
+                seal(
+                    &challenge.answer_recipient,
+                    &self.answer_info(),
+                    key.expose(),
+                )?
             }
             Self::Record(challenge) => {
                 let info = record_info(&challenge.key.record);
@@ -172,7 +176,13 @@ impl ConsoleChallenge {
 
 /// What has been entered at the console.
 fn entered(text: &str) -> Result<WrappedKey, RecoveryError> {
-    let malformed = |found| field("answer", "the line that `hearthctl owner answer` prints", found);
+    let malformed = |found| {
+        field(
+            "answer",
+            "the line that `hearthctl owner answer` prints",
+            found,
+        )
+    };
     let text: String = text.split_whitespace().collect();
     let bytes = BASE64
         .decode(&text)
@@ -254,7 +264,10 @@ mod tests {
         let lines = text.as_bytes().chunks(80);
         let lines = lines.map(|line| std::str::from_utf8(line).expect("ASCII"));
         let lines: Vec<_> = lines.collect();
-        format!("[ 1.0] I root: waits\r\n{}\r\nhearth: more", lines.join("\r\n"))
+        format!(
+            "[ 1.0] I root: waits\r\n{}\r\nhearth: more",
+            lines.join("\r\n")
+        )
     }
 
     #[test]
@@ -266,7 +279,9 @@ mod tests {
         assert_eq!(read, challenger.console_challenge());
         let answer = read.answered(&world.recovery).expect("opens");
         assert!(answer.len() < 120, "{answer}");
-        let key = challenger.accept_at_console(&format!(" {answer}\r")).expect("opens");
+        let key = challenger
+            .accept_at_console(&format!(" {answer}\r"))
+            .expect("opens");
         assert_eq!(key, world.key);
 
         let (challenger, key) = record(&world);
@@ -280,16 +295,34 @@ mod tests {
     fn an_answer_opens_for_its_challenge_only() {
         let world = World::new();
         let (one, other) = (world.challenger(), world.challenger());
-        let answer = one.console_challenge().answered(&world.recovery).expect("opens");
-        assert_eq!(other.accept_at_console(&answer), Err(RecoveryError::ConsoleAnswer));
+        let answer = one
+            .console_challenge()
+            .answered(&world.recovery)
+            .expect("opens");
+        assert_eq!(
+            other.accept_at_console(&answer),
+            Err(RecoveryError::ConsoleAnswer)
+        );
         // Nor does one that was meant for the network, or for a record.
-        let network = one.challenge().answered(&world.recovery, &world.owner).expect("opens");
+        let network = one
+            .challenge()
+            .answered(&world.recovery, &world.owner)
+            .expect("opens");
         let network = BASE64.encode(network.wrapped_key);
-        assert_eq!(one.accept_at_console(&network), Err(RecoveryError::ConsoleAnswer));
+        assert_eq!(
+            one.accept_at_console(&network),
+            Err(RecoveryError::ConsoleAnswer)
+        );
         let (of_record, _) = record(&world);
         let (of_another, _) = record(&world);
-        let answer = of_record.console_challenge().answered(&world.recovery).expect("opens");
-        assert_eq!(one.accept_at_console(&answer), Err(RecoveryError::ConsoleAnswer));
+        let answer = of_record
+            .console_challenge()
+            .answered(&world.recovery)
+            .expect("opens");
+        assert_eq!(
+            one.accept_at_console(&answer),
+            Err(RecoveryError::ConsoleAnswer)
+        );
         assert_eq!(
             of_another.accept_at_console(&answer).err(),
             Some(RecoveryError::ConsoleAnswer)
@@ -326,7 +359,10 @@ mod tests {
         }
         let challenger = world.challenger();
         for (text, found) in [("yes!", "not Base64"), ("AAAA", "3 bytes instead of 80")] {
-            let error = challenger.accept_at_console(text).expect_err(text).to_string();
+            let error = challenger
+                .accept_at_console(text)
+                .expect_err(text)
+                .to_string();
             assert!(error.contains(found), "{text}: {error}");
         }
     }

@@ -68,6 +68,8 @@ pub struct Script {
     pub more_to_come: bool,
     /// For `UpdateNodeClusterNetworking`.
     pub pod_range: Result<String, Status>,
+    /// For `JoinNode`: callers have to ask again after this time. `None`: they need not.
+    pub ask_again: Option<Duration>,
     /// For `JoinNode`, which admits every caller. `None`: it returns an error.
     pub unlock_key: Option<ClusterUnlockKey>,
     /// For `JoinNode` and `Heartbeat`.
@@ -94,6 +96,7 @@ impl Default for Script {
             heartbeats: Heartbeats::default(),
             more_to_come: false,
             pod_range: Err(Status::failed_precondition("no Kubernetes worker")),
+            ask_again: None,
             unlock_key: None,
             recovery_recipient: None,
         }
@@ -261,6 +264,11 @@ impl TestCurator {
         let policy = settings.cold_start_policy;
         script.configuration.set_cold_start_policy(policy);
         script.recovery_recipient = settings.recovery_recipient;
+    }
+
+    /// When callers of `JoinNode` have to ask again; `None`: they need not.
+    pub fn set_ask_again(&self, after: Option<Duration>) {
+        self.answers.script().ask_again = after;
     }
 
     /// Replaces its script.

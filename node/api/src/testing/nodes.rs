@@ -7,6 +7,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers, Heartbeats};
+use crate::pushback;
 use crate::recovery::RecoveryRecipient;
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
@@ -81,6 +82,9 @@ impl Curator for Answering {
             async move {
                 loop {
                     let heartbeat = arrivals.next().await?;
+                    if heartbeat.as_ref().is_ok_and(|heartbeat| heartbeat.ending) {
+                        return None;
+                    }
                     let (treatment, unlock) = {
                         let script = script.lock().ok()?;
                         (script.heartbeats, script.unlock_settings())
@@ -132,6 +136,10 @@ impl Curator for Answering {
     ) -> Result<Response<JoinNodeResponse>, Status> {
         self.called("JoinNode");
         let script = self.script();
+        if let Some(after) = script.ask_again {
+            let other = Status::unavailable("the cluster still hears another boot of this node");
+            return Err(pushback::ask_again(other, after));
+        }
         let key = script.unlock_key.clone();
         let key = key.ok_or_else(|| Status::unavailable("no contact with etcd: retry"))?;
         let settings = script.unlock_settings();

@@ -60,7 +60,8 @@ fn answer(recovery_key: &Path, challenge: Option<&Path>) -> Result<(), Failure> 
             )
         }
         ConsoleChallenge::Record(_) => {
-            "opens the sealed configuration of a node; the challenge cannot prove of which one".into()
+            "opens the sealed configuration of a node; the challenge cannot prove of which one"
+                .into()
         }
     };
     eprintln!("hearthctl: the answer {opens}");
@@ -77,7 +78,8 @@ fn typed() -> io::Result<String> {
         text.push_str(&line?);
         text.push('\n');
         let begun = text.split_once(BEGIN);
-        if begun.is_some_and(|(_, challenge)| challenge.contains(END)) && io::stdin().is_terminal() {
+        if begun.is_some_and(|(_, challenge)| challenge.contains(END)) && io::stdin().is_terminal()
+        {
             break;
         }
     }

@@ -172,6 +172,11 @@ fn node(id: &str, health: NodeHealth) -> v1::Node {
         tpm_usage: TpmUsage::NotPresent.into(),
         storage_security: StorageSecurity::Insecure.into(),
         heartbeat_age_ms: Some(40),
+        joins: vec![v1::NodeJoin {
+            time: 1_700_000_000,
+            address: "192.0.2.1".into(),
+            boot_id: "boot".into(),
+        }],
         ..v1::Node::default()
     }
 }
@@ -212,6 +217,11 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
                 "message": "no such extension",
             }],
             "decommissioning": false,
+            "joins": [{
+                "time": 1_700_000_000,
+                "address": "192.0.2.1",
+                "boot_id": "boot",
+            }],
         }])
     );
     assert_eq!(

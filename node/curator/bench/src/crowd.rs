@@ -222,6 +222,7 @@ fn beat() -> HeartbeatRequest {
     HeartbeatRequest {
         boot_id: BOOT_ID.into(),
         protocol_version: 1,
+        ending: false,
     }
 }
 

@@ -189,5 +189,6 @@ fn show(
         }),
         decommissioning: record.decommissioning,
         networking: record.networking.map(Into::into),
+        joins: records.joins(id).to_vec(),
     })
 }

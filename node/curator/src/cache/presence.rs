@@ -70,6 +70,7 @@ impl Presence {
                 }
             }
             Some((LivenessRecord::GivenUp, _)) => Liveness::GivenUp,
+            Some((LivenessRecord::Ended, _)) => Liveness::Ended,
             _ => Liveness::default(),
         };
         Ok(self.set_liveness(id, liveness))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use hearth_api::identity::{MeshKey, NodeId, PublicKey, Ticket};
-use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory};
+use hearth_api::v1::{ClusterDirectory, NodeJoin, NodeState, NodeStatus, cluster_directory};
 use hearth_consensus::Record;
 use hearth_host::networking::PodRange;
 
@@ -33,6 +33,7 @@ pub(super) enum Applied {
 struct Stored {
     record: Option<Versioned<NodeRecord>>,
     status: Option<Versioned<NodeStatus>>,
+    joins: Option<Versioned<Vec<NodeJoin>>>,
 }
 
 #[derive(Default)]
@@ -60,6 +61,7 @@ impl Records {
             Key::Cluster => self.put_cluster(record),
             Key::Node(id) => self.put_node(id, record),
             Key::Status(id) => self.put_status(id, record),
+            Key::Joins(id) => self.put_joins(id, record),
             Key::Tombstone(id) => self.put_tombstone(id, record),
             Key::JoinKey(key) => self.put_join_key(key, record),
             Key::PodRange(range) => self.put_pod_range(range, record),
@@ -84,6 +86,10 @@ impl Records {
             }
             Key::Status(id) => {
                 self.change_node(*id, |stored| stored.status = None);
+                return Applied::Node(*id);
+            }
+            Key::Joins(id) => {
+                self.change_node(*id, |stored| stored.joins = None);
                 return Applied::Node(*id);
             }
             Key::Tombstone(id) => drop(self.tombstones.remove(id)),
@@ -136,6 +142,19 @@ impl Records {
         Ok(Applied::Node(id))
     }
 
+    fn put_joins(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+        let known = self.nodes.get(&id).and_then(|stored| stored.joins.as_ref());
+        if known.is_some_and(|known| known.revision == record.mod_revision) {
+            return Ok(Applied::Unfollowed);
+        }
+        let joins = at(
+            record,
+            usable(state::decode_joins(&record.key, &record.value))?,
+        );
+        self.change_node(id, |stored| stored.joins = joins);
+        Ok(Applied::Node(id))
+    }
+
     fn put_tombstone(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
         if let Some(tombstone) = usable(Tombstone::decode(&record.key, &record.value))? {
             self.tombstones.insert(id, tombstone);
@@ -183,7 +202,7 @@ impl Records {
     fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Stored)) {
         let stored = self.nodes.entry(id).or_default();
         change(stored);
-        if stored.record.is_none() && stored.status.is_none() {
+        if stored.record.is_none() && stored.status.is_none() && stored.joins.is_none() {
             self.nodes.remove(&id);
         }
     }
@@ -194,6 +213,7 @@ impl Records {
             [
                 stored.record.is_some().then(|| state::node_key(*id)),
                 stored.status.is_some().then(|| state::status_key(*id)),
+                stored.joins.is_some().then(|| state::joins_key(*id)),
             ]
         });
         let ranges = self.pod_ranges.keys();
@@ -247,6 +267,12 @@ impl Records {
     /// The last status reported for this ID, whether or not the node has a record.
     pub(super) fn status(&self, id: NodeId) -> Option<&NodeStatus> {
         Some(&self.nodes.get(&id)?.status.as_ref()?.content)
+    }
+
+    /// The last joins of this ID, the latest first, whether or not the node has a record.
+    pub(super) fn joins(&self, id: NodeId) -> &[NodeJoin] {
+        let joins = self.nodes.get(&id).and_then(|stored| stored.joins.as_ref());
+        joins.map_or(&[], |joins| &joins.content)
     }
 
     /// All nodes.
@@ -382,6 +408,7 @@ mod tests {
         };
         let ticket = state::encode_ticket(&Ticket::from_bytes([3; 32]));
         let status = state::encode_status(NodeStatus::default());
+        let joins = state::encode_joins(vec![NodeJoin::default()]);
         let owner = || id().to_string().into_bytes();
         let range = state::pod_range_key(PodRange::all().nth(3).unwrap());
         let mesh_key = state::mesh_key_key(&MeshSecret::generate().public());
@@ -394,6 +421,7 @@ mod tests {
             ),
             (state::node_key(id()), node(), Applied::Member(id())),
             (state::status_key(id()), status, Applied::Node(id())),
+            (state::joins_key(id()), joins, Applied::Node(id())),
             (state::tombstone_key(id()), tombstone.encode(), unfollowed),
             (state::join_key_key(&key_of(2)), owner(), unfollowed),
             (range, owner(), unfollowed),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use hearth_api::identity::{Identity, PublicKey, SigningKey, Ticket, UserName};
 use hearth_api::private::{StoredCluster, StoredNode};
-use hearth_api::v1::{Node, NodeHealth, NodeState};
+use hearth_api::v1::{Node, NodeHealth, NodeJoin, NodeState};
 use hearth_consensus::Record;
 use proptest::prelude::*;
 use prost::Message as _;
@@ -262,6 +262,8 @@ enum Step {
     Heard(u8),
     Lost(u8),
     GivenUp(u8),
+    Ended(u8),
+    Joined(u8),
     Relist,
     Look,
 }
@@ -273,7 +275,9 @@ fn step() -> impl Strategy<Value = Step> {
         node.clone().prop_map(Step::Delete),
         node.clone().prop_map(Step::Heard),
         node.clone().prop_map(Step::Lost),
-        node.prop_map(Step::GivenUp),
+        node.clone().prop_map(Step::GivenUp),
+        node.clone().prop_map(Step::Ended),
+        node.prop_map(Step::Joined),
         Just(Step::Relist),
         Just(Step::Look),
     ]
@@ -315,6 +319,18 @@ proptest! {
                 Step::GivenUp(n) => {
                     let value = LivenessRecord::GivenUp.encode("boot");
                     Change::Put(record(state::liveness_key(id(n)), value, revision))
+                }
+                Step::Ended(n) => {
+                    let value = LivenessRecord::Ended.encode("boot");
+                    Change::Put(record(state::liveness_key(id(n)), value, revision))
+                }
+                Step::Joined(n) => {
+                    let join = NodeJoin {
+                        time: revision,
+                        ..NodeJoin::default()
+                    };
+                    let value = state::encode_joins(vec![join]);
+                    Change::Put(record(state::joins_key(id(n)), value, revision))
                 }
                 Step::Delete(n) => Change::Deleted { key: state::node_key(id(n)), revision },
                 Step::Lost(n) => Change::Deleted { key: state::liveness_key(id(n)), revision },

@@ -89,10 +89,15 @@ impl FoundNode {
     /// A write on the condition that neither the node's record nor its intent has changed.
     fn all_unchanged(&self) -> Write {
         let key = state::intent_key(self.id());
-        self.unchanged().and(match &self.intent {
-            Some(intent) => Condition::Unchanged(key, intent.revision),
-            None => Condition::Absent(key),
-        })
+        self.unchanged().and(as_found(key, self.intent.as_ref()))
+    }
+}
+
+/// The condition that a key still has the record that was found, or none.
+fn as_found<T>(key: String, found: Option<&Versioned<T>>) -> Condition {
+    match found {
+        Some(record) => Condition::Unchanged(key, record.revision),
+        None => Condition::Absent(key),
     }
 }
 

@@ -1,13 +1,19 @@
 //! Why a request is rejected, and what the caller can do.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::pushback;
 use hearth_api::settings::SettingError;
 use hearth_api::v1::{NodeState, StorageSecurity};
 use tonic::{Code, Status};
 
-use crate::health::name;
+use crate::health::{name, seconds};
+
+/// When a boot that has to wait for the end of another one asks again. Short and constant, so that
+/// the node is up soon after that.
+const JOIN_AGAIN: Duration = Duration::from_secs(2);
 
 /// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,6 +149,16 @@ pub enum Rejection {
     /// The node has been deleted, but is still an etcd member.
     #[error("{0} was deleted and is still being removed from etcd: retry")]
     MemberStill(NodeId),
+    /// Heartbeats of another boot of the node arrive. The node shows this on its console.
+    #[error(
+        "the cluster still hears another boot of this node: this one can join when that one has \
+         been silent for {} s",
+        seconds(*.silence)
+    )]
+    OtherBoot {
+        /// After this time without heartbeats a boot has ended.
+        silence: Duration,
+    },
     /// The node has registered with another TPM usage.
     #[error(
         "tpm_usage: expected {registered}, as {node} has registered with it, got {found}: wipe \
@@ -258,7 +274,7 @@ impl Rejection {
             Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) | Self::MeshKeyTaken(_) => {
                 Code::AlreadyExists
             }
-            Self::MemberStill(_) => Code::Unavailable,
+            Self::MemberStill(_) | Self::OtherBoot { .. } => Code::Unavailable,
             Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
                 Code::NotFound
             }
@@ -290,7 +306,12 @@ impl Rejection {
 
 impl From<Rejection> for Status {
     fn from(refused: Rejection) -> Self {
-        Self::new(refused.code(), refused.to_string())
+        let status = Self::new(refused.code(), refused.to_string());
+        match refused {
+            // Not a failure: it only takes a while.
+            Rejection::OtherBoot { .. } => pushback::ask_again(status, JOIN_AGAIN),
+            _ => status,
+        }
     }
 }
 

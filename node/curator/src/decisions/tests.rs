@@ -4,6 +4,8 @@
 //! The reference model has no records. It predicts the result of a request, and the effect of an
 //! executed write; after each write the records are compared with it.
 
+use std::net::Ipv4Addr;
+
 use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey};
 use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
 use hearth_api::v1::{NodeRoles, NodeState, StorageSecurity, TpmUsage};
@@ -107,7 +109,13 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Rejectio
                 tombstone: id.and_then(|id| records.tombstone(id)),
                 is_member: false,
             };
-            let joined = join::decide(&key, TpmUsage::NotPresent, found)?;
+            let join = join::Join {
+                join_key: key,
+                tpm_usage: TpmUsage::NotPresent,
+                boot_id: "boot".into(),
+                address: Ipv4Addr::LOCALHOST.into(),
+            };
+            let joined = join::decide(&join, found)?;
             // An admitted node has an unlock key.
             if let Joined::Admitted(id) = joined {
                 let found = records.find(id).expect("it is there");

@@ -207,6 +207,13 @@ impl Beats {
                 "boot_id: changed within a stream: open a new stream after a boot",
             ));
         }
+        if beat.ending {
+            let hearing = &core.hearing;
+            hearing
+                .end_boot(self.stream, self.node, &beat.boot_id)
+                .await;
+            return Ok(None);
+        }
         core.hearing
             .heartbeat(self.stream, self.node, &beat.boot_id)
             .await?;

@@ -5,13 +5,14 @@
 //! wrong ones are limited by a [`Bucket`]; an unknown key is looked up in memory. Only a caller
 //! with the ticket or a known key causes requests to etcd.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
-use hearth_api::tls::PeerCertificate;
+use hearth_api::tls::{self, PeerCertificate};
 use hearth_api::v1::issue_certificate_request::Kind;
 use hearth_api::v1::{
     CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
@@ -19,10 +20,11 @@ use hearth_api::v1::{
     StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{labels, proofs};
+use hearth_consensus::Record;
 use hearth_consensus::fenced::Write;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use zeroize::Zeroizing;
 
 use super::bucket::Bucket;
@@ -30,12 +32,12 @@ use super::kubernetes;
 use super::request::{check_boot_id, known, unspecified};
 use crate::authorities;
 use crate::core::Core;
-use crate::decisions::Rejection;
 use crate::decisions::commit::{self, Commit, Committed};
-use crate::decisions::join::{self, Joined};
+use crate::decisions::join::{self, Boots, Join, Joined};
 use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
-use crate::state::{NodeRecord, Wanted};
-use crate::status::unavailable;
+use crate::decisions::{Rejection, Versioned};
+use crate::state::{self, LivenessRecord, NodeRecord, RecordError, Wanted};
+use crate::status::{unavailable, unusable};
 
 /// Poll interval of a machine that waits for approval. It is short, because an operator may be
 /// about to approve the machine, and grows with the number of waiting machines.
@@ -256,16 +258,12 @@ impl Enrolment {
         &self,
         request: Request<JoinNodeRequest>,
     ) -> Result<JoinNodeResponse, Status> {
-        let join_key = stranger(Caller::of(&request)?)?;
-        let request = request.into_inner();
-        let tpm_usage = known("tpm_usage", request.tpm_usage(), request.tpm_usage)?;
-        if tpm_usage == TpmUsage::Unspecified {
-            return Err(unspecified("tpm_usage").into());
-        }
-        check_boot_id(&request.boot_id)?;
+        let caller = Caller::of(&request)?;
+        let (join_key, address) = (stranger(caller)?, caller.remote().ip());
+        let join = check_join(join_key, address, request.into_inner())?;
         self.core.reads.linearizable().await?;
         let cache = &self.core.cache;
-        let id = cache.join_key_of(&join_key);
+        let id = cache.join_key_of(&join.join_key);
         let tombstone = id.and_then(|id| cache.tombstone(id));
         let is_member = match &tombstone {
             Some(tombstone) => self.is_member(tombstone.id).await?,
@@ -276,10 +274,10 @@ impl Enrolment {
             tombstone,
             is_member,
         };
-        let joined = join::decide(&join_key, tpm_usage, found)?;
+        let joined = join::decide(&join, found)?;
         let _place = self.turn().await?;
         let answer = match joined {
-            Joined::Admitted(id) => self.admitted(id, &join_key).await?,
+            Joined::Admitted(id) => self.admitted(id, &join).await?,
             Joined::Disowned(id) => {
                 tracing::info!(node = %id, "removed node reconnected: sending disown order");
                 let cluster = self.core.cluster()?.content.id;
@@ -300,20 +298,26 @@ impl Enrolment {
         Ok(members.iter().any(|member| member.node() == Some(id)))
     }
 
+    /// Gives a node its key, after the join is recorded.
     async fn admitted(
         &self,
         id: NodeId,
-        join_key: &PublicKey,
+        join: &Join,
     ) -> Result<join_node_response::Answer, Status> {
-        let found = self.core.find(id).await?;
-        let full = found.map(|found| found.full.content);
-        let full = full.filter(|full| full.node.join_key == *join_key);
-        // The record has changed since the decision: the caller learns the outcome by a retry.
-        let unlock_key = full
-            .and_then(|full| full.unlock_key)
-            .ok_or_else(|| Status::unavailable(format!("{id} has changed concurrently: retry")))?;
+        let decide = || self.decide_admission(id, join);
+        let admitted = self.core.write_with_retry(decide).await;
+        let unlock_key = match admitted {
+            Ok((unlock_key, _)) => unlock_key,
+            // The node may be the etcd member that has to make space. Without its key it never
+            // could, and nothing would be written any more.
+            Err(full) if full.code() == Code::ResourceExhausted => {
+                tracing::warn!(node = %id, "admitting a boot that cannot be recorded");
+                self.decide_admission(id, join).await?.0
+            }
+            Err(status) => return Err(status),
+        };
         let settings = self.core.cluster()?.content.unlock_settings();
-        tracing::info!(node = %id, "node joined");
+        tracing::info!(node = %id, address = %join.address, boot = join.boot_id, "node joined");
         Ok(join_node_response::Answer::Admitted(
             join_node_response::Admitted {
                 cluster_unlock_key: unlock_key.expose().to_vec(),
@@ -322,6 +326,42 @@ impl Enrolment {
                 recovery_recipient: RecoveryRecipient::to_field(settings.recovery_recipient),
             },
         ))
+    }
+
+    /// The node's unlock key, and the write that records the join.
+    async fn decide_admission(
+        &self,
+        id: NodeId,
+        join: &Join,
+    ) -> Result<(ClusterUnlockKey, Option<Write>), Status> {
+        let found = self.core.find(id).await?;
+        let found = found.filter(|found| found.full.content.node.join_key == join.join_key);
+        let unlock_key = found
+            .as_ref()
+            .and_then(|found| found.full.content.unlock_key.clone());
+        // The record has changed since the decision: the caller learns the outcome by a retry.
+        let (Some(found), Some(unlock_key)) = (found, unlock_key) else {
+            let changed = format!("{id} has changed concurrently: retry");
+            return Err(Status::unavailable(changed));
+        };
+        let boots = self.boots(id).await?;
+        let silence = self.core.timing.heartbeat_bound;
+        let now = tls::now(&self.core.clock).as_secs();
+        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        let write = join::admit(join, &found, &boots, silence, now)?;
+        Ok((unlock_key, write))
+    }
+
+    /// What is recorded of the node's boots, straight from etcd.
+    async fn boots(&self, id: NodeId) -> Result<Boots, Status> {
+        let (liveness_key, joins_key) = (state::liveness_key(id), state::joins_key(id));
+        let client = &self.core.client;
+        let both = tokio::try_join!(client.get(&liveness_key), client.get(&joins_key));
+        let (liveness, joins) = both.map_err(|error| unavailable(&error))?;
+        Ok(Boots {
+            liveness: versioned(liveness, LivenessRecord::decode)?,
+            joins: versioned(joins, state::decode_joins)?,
+        })
     }
 
     pub(super) async fn issue_certificate(
@@ -410,6 +450,38 @@ fn check_registration(
         join_key,
         tpm_is_present: request.tpm_is_present,
         labels,
+    })
+}
+
+fn versioned<T>(
+    record: Option<Record>,
+    decode: impl FnOnce(&str, &[u8]) -> Result<T, RecordError>,
+) -> Result<Option<Versioned<T>>, Status> {
+    let Some(record) = record else {
+        return Ok(None);
+    };
+    let content = decode(&record.key, &record.value).map_err(|error| unusable(&error))?;
+    Ok(Some(Versioned {
+        content,
+        revision: record.mod_revision,
+    }))
+}
+
+fn check_join(
+    join_key: PublicKey,
+    address: IpAddr,
+    request: JoinNodeRequest,
+) -> Result<Join, Status> {
+    let tpm_usage = known("tpm_usage", request.tpm_usage(), request.tpm_usage)?;
+    if tpm_usage == TpmUsage::Unspecified {
+        return Err(unspecified("tpm_usage").into());
+    }
+    check_boot_id(&request.boot_id)?;
+    Ok(Join {
+        join_key,
+        tpm_usage,
+        boot_id: request.boot_id,
+        address,
     })
 }
 

@@ -227,6 +227,18 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
     let written = record.encode(boot_id);
     read(&stored_form!("etcd-liveness-given-up.pb", written), record);
 
+    let record = LivenessRecord::Ended;
+    let written = record.encode(boot_id);
+    read(&stored_form!("etcd-liveness-ended.pb", written), record);
+
+    let joins = vec![NodeJoin {
+        time: 1_700_000_000,
+        address: "192.0.2.7".into(),
+        boot_id: boot_id.into(),
+    }];
+    let stored = stored_form!("etcd-joins.pb", encode_joins(joins.clone()));
+    assert_eq!(decode_joins(&joins_key(id()), &stored), Ok(joins));
+
     let stored = stored_form!("etcd-candidate.pb", encode_candidate(id()));
     assert_eq!(decode_candidate(&candidate_key(7), &stored), Ok(id()));
 }
@@ -270,4 +282,9 @@ fn the_stored_keys_stay() {
     for (key, (_, wanted)) in stored.lines().zip(keys) {
         assert_eq!(Key::parse(key), wanted, "{key}");
     }
+    // Of later releases.
+    let written = format!("{}\n", joins_key(id()));
+    let stored = stored_form!("etcd-keys-joins.txt", written);
+    let key = String::from_utf8(stored).unwrap();
+    assert_eq!(Key::parse(key.trim()), Key::Joins(id()));
 }

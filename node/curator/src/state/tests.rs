@@ -27,6 +27,7 @@ fn keys_read_back() {
     assert_eq!(Key::parse(&node_key(id())), Key::Node(id()));
     assert_eq!(Key::parse(&status_key(id())), Key::Status(id()));
     assert_eq!(Key::parse(&liveness_key(id())), Key::Liveness(id()));
+    assert_eq!(Key::parse(&joins_key(id())), Key::Joins(id()));
     assert_eq!(Key::parse(&candidate_key(-1)), Key::Candidate);
     let join_key = SigningKey::from_seed([2; 32]).public();
     let key = join_key_key(&join_key);
@@ -49,6 +50,7 @@ fn keys_read_back() {
         &node_key(id()),
         &status_key(id()),
         &liveness_key(id()),
+        &joins_key(id()),
         &tombstone_key(id()),
         &intent_key(id()),
         &key,
@@ -177,7 +179,11 @@ fn a_full_record_reads_back() {
 
 #[test]
 fn liveness_and_candidates_read_back() {
-    for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
+    for record in [
+        LivenessRecord::HeardBy(id()),
+        LivenessRecord::GivenUp,
+        LivenessRecord::Ended,
+    ] {
         assert_eq!(
             LivenessRecord::decode("liveness/x", &record.encode("boot")),
             Ok((record, "boot".to_owned()))
@@ -202,6 +208,7 @@ proptest! {
         let _ = decode_ticket(&key, &bytes);
         let _ = decode_owner(&key, &bytes);
         let _ = decode_status(&key, &bytes);
+        let _ = decode_joins(&key, &bytes);
         let _ = decode_candidate(&key, &bytes);
     }
 

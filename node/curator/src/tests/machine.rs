@@ -100,9 +100,17 @@ impl Machine {
     }
 
     pub(super) async fn join(&self, world: &World) -> Result<JoinNodeResponse, Status> {
+        self.join_as(world, BOOT_ID).await
+    }
+
+    pub(super) async fn join_as(
+        &self,
+        world: &World,
+        boot_id: &str,
+    ) -> Result<JoinNodeResponse, Status> {
         let request = JoinNodeRequest {
             tpm_usage: self.tpm.into(),
-            boot_id: BOOT_ID.into(),
+            boot_id: boot_id.into(),
         };
         let mut client = self.client(world, &self.join_key);
         let call = client.join_node(request);

@@ -306,6 +306,7 @@ async fn a_node_that_does_not_read_is_not_heard_and_burdens_nobody() {
     let beat = || HeartbeatRequest {
         boot_id: BOOT_ID.into(),
         protocol_version: 1,
+        ending: false,
     };
     let beats = futures::stream::repeat_with(beat).then(|beat| async move {
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -209,6 +209,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     let beat = HeartbeatRequest {
         boot_id: super::super::testing::BOOT_ID.into(),
         protocol_version: 1,
+        ending: false,
     };
     pulse.beats.send(beat).await.unwrap();
     let listing = tokio::spawn(get_nodes(management.clone()));

@@ -3,6 +3,7 @@
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurity;
+use hearth_base::testing::within_timeout;
 
 use super::super::testing::founding;
 use super::tests::{Boot, Machine};
@@ -49,6 +50,43 @@ async fn a_wrong_key_from_one_curator_is_not_believed_while_another_has_the_righ
         assert_eq!(reports[0], "hearth: reached storage encrypted", "{end:?}");
     }
     assert!(wrong.calls().contains(&"JoinNode"), "it was never asked");
+}
+
+/// The cluster still hears another boot of the node: the console says so once, the node asks again
+/// at the pace that the curator has asked for, and is up soon after the other boot has ended.
+#[tokio::test]
+async fn a_node_that_has_to_wait_says_why_and_asks_again_at_a_constant_pace() {
+    let cluster = Arc::new(TestCluster::new());
+    let script = Script {
+        ask_again: Some(Duration::from_millis(100)),
+        unlock_key: Some(
+            founding(1, StorageSecurity::Encrypted)
+                .cluster_unlock_key
+                .clone(),
+        ),
+        ..Script::default()
+    };
+    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+    let machine = member(&cluster, &[&curator]);
+    let boot: Boot = machine.boot(Ok(None));
+    let waiting = boot
+        .until(|status| matches!(status, EnrolmentStatus::Waiting(_)))
+        .await;
+    let why = "the cluster to admit this boot: the cluster still hears another boot of this node";
+    assert_eq!(waiting, EnrolmentStatus::Waiting(why.into()));
+    // With a backoff, this many attempts would take minutes.
+    let asked = curator.until(|seen| seen.calls.len() >= 20);
+    within_timeout("20 attempts", asked).await;
+    curator.set_ask_again(None);
+    // It has no credentials: the data partition is open.
+    boot.until(|status| matches!(status, EnrolmentStatus::Refused(_)))
+        .await;
+    let reports = boot.off().await;
+    let first = [
+        &*format!("hearth: waiting for {why}"),
+        "hearth: reached storage encrypted",
+    ];
+    assert_eq!(reports[..2], first);
 }
 
 #[tokio::test]

@@ -26,8 +26,13 @@ pub(super) fn go_on(member: Arc<Member>, header: &HeaderState) -> State {
             volume,
             directory: None,
         },
-        None => State::Unlocking(member),
+        None => unlocking(member, None),
     }
+}
+
+/// Asks the cluster for the key. `waits` is why it has not returned it yet, by its last answer.
+pub(super) fn unlocking(member: Arc<Member>, waits: Option<String>) -> State {
+    State::Unlocking { member, waits }
 }
 
 /// What a removed node is waiting for, and what an operator can do.

@@ -22,7 +22,6 @@
 //! [`founding`] and [`registering`] have the steps within their states, [`joining`] and
 //! [`deciding`] the rest.
 //!
-//!
 //! # Invariants
 //! - The data partition is created (Initialise, MakeFileSystem) only for a configuration that is
 //!   durable, and only if its header is blank, an interrupted first write, or INITIALISING for the
@@ -224,7 +223,7 @@ pub enum EnrolmentStatus {
         /// The error.
         reason: String,
     },
-    /// An operator has to act; nothing is wrong.
+    /// An operator has to act, or time to pass; nothing is wrong.
     Waiting(String),
     /// Stopped until the next boot, or until the owner has acted at the console; nothing was changed
     /// on the disk.
@@ -273,7 +272,12 @@ pub enum State {
         Option<Arc<ClusterDirectory>>,
     ),
     /// Rejoins its cluster: gets the unlock key.
-    Unlocking(Arc<Member>),
+    Unlocking {
+        /// The member.
+        member: Arc<Member>,
+        /// Why the cluster does not return the key yet: shown once, not with each attempt.
+        waits: Option<String>,
+    },
     /// Rejoins its cluster: mounts the data partition.
     Mounting {
         /// The member.
@@ -366,7 +370,7 @@ impl State {
             },
             Self::SavingCredentials(_, committed) => Work::SaveCredentials(committed.clone()),
             Self::SavingMember(member, ..) => Work::SaveSealed(Sealed::Member(member.clone())),
-            Self::Unlocking(member) => Work::Unlock(member.clone()),
+            Self::Unlocking { member, .. } => Work::Unlock(member.clone()),
             Self::Mounting { volume, .. } => Work::Mount(volume.clone()),
             Self::LoadingCredentials(member, _) => Work::LoadCredentials(member.clone()),
             Self::HandingOver {
@@ -391,6 +395,10 @@ impl State {
             Self::AnsweredRegistration(entering, EnteringStep::AwaitApproval { waits: true }) => {
                 EnrolmentStatus::Waiting(registering::wants_approval(entering))
             }
+            Self::Unlocking {
+                waits: Some(reason),
+                ..
+            } => EnrolmentStatus::Waiting(reason.clone()),
             Self::Disowned(disowned) => EnrolmentStatus::Waiting(joining::disowned(disowned)),
             Self::Refused(reason) | Self::Locked { reason, .. } => {
                 EnrolmentStatus::Refused(reason.clone())
@@ -447,16 +455,28 @@ impl State {
                 Self::AnsweredRegistration(entering, Commit { refused: None }),
                 Failure::Again(reason) | Failure::Denied(reason),
             ) => ask_again(entering, reason, COMMIT_AGAIN),
-            (state, Failure::Again(reason)) => Failed::Later {
-                state: state.clone(),
-                reason,
-                pace: Pace::Growing,
-            },
-            (state, Failure::Denied(reason)) => Failed::Later {
-                state: state.clone(),
-                reason,
-                pace: Pace::Rare,
-            },
+            (Self::Unlocking { member, .. }, Failure::NotYet { reason, ask_again }) => {
+                let state = joining::unlocking(member.clone(), Some(reason));
+                Failed::Waits(state, Pace::After(ask_again))
+            }
+            (state, Failure::NotYet { reason, ask_again }) => {
+                state.later(reason, Pace::After(ask_again))
+            }
+            (state, Failure::Again(reason)) => state.later(reason, Pace::Growing),
+            (state, Failure::Denied(reason)) => state.later(reason, Pace::Rare),
+        }
+    }
+
+    /// The same work after a delay. What the cluster has waited for may be over.
+    fn later(&self, reason: String, pace: Pace) -> Failed {
+        let state = match self {
+            Self::Unlocking { member, .. } => joining::unlocking(member.clone(), None),
+            other => other.clone(),
+        };
+        Failed::Later {
+            state,
+            reason,
+            pace,
         }
     }
 }
@@ -469,6 +489,8 @@ const COMMIT_AGAIN: Pace = Pace::After(Duration::from_secs(3));
 enum Failed {
     /// Enter this state at once.
     At(State),
+    /// Enter this state after a delay that is not caused by an error.
+    Waits(State, Pace),
     /// Enter this state after a delay.
     Later {
         state: State,
@@ -539,6 +561,7 @@ impl Machine {
             Event::Failed(turn, failure) if self.awaits(turn, TurnPhase::Working) => {
                 match self.state.failed(failure) {
                     Failed::At(state) => self.enter(state),
+                    Failed::Waits(state, pace) => self.pause(state, pace),
                     Failed::Later {
                         state,
                         reason,
@@ -652,7 +675,7 @@ impl Machine {
                     directory: directory.clone(),
                 }
             }
-            (State::Unlocking(member), Done::Unlocked(key, directory)) => {
+            (State::Unlocking { member, .. }, Done::Unlocked(key, directory)) => {
                 match member.identity.volume(Some(&key)) {
                     Some(volume) => State::Mounting {
                         member: member.clone(),
@@ -662,7 +685,7 @@ impl Machine {
                     None => return Err("internal error: the unlock key opens no volume".into()),
                 }
             }
-            (State::Unlocking(member), Done::Removed) => {
+            (State::Unlocking { member, .. }, Done::Removed) => {
                 State::SavingDisowned(member.into_disowned())
             }
             (

@@ -417,7 +417,7 @@ impl Model {
                 Stored::Sealed(Sealed::Member(_)) => match end {
                     State::Settled => !removed,
                     // Nobody has the key of a node that the cluster lost.
-                    State::Unlocking(_) => self.forgotten.contains(&id),
+                    State::Unlocking { .. } => self.forgotten.contains(&id),
                     _ => false,
                 },
                 // Without an answer it cannot distinguish a deletion from a wrong ticket, and keeps

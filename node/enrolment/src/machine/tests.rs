@@ -223,11 +223,54 @@ fn an_encrypted_member_asks_for_its_key_first() {
         StorageSecurity::AuthenticatedEncrypted,
     ] {
         let state = decided(&INPUT, stored(sealed_member(1, security)), ready(1));
-        assert!(matches!(state, State::Unlocking(_)), "{state:?}");
+        assert!(matches!(state, State::Unlocking { .. }), "{state:?}");
     }
     let insecure = stored(sealed_member(1, StorageSecurity::Insecure));
     let state = decided(&INPUT, insecure, ready(1));
     assert!(matches!(state, State::Mounting { .. }), "{state:?}");
+}
+
+/// The console says once why the node waits, and the pace is the cluster's. A later failure is not
+/// hidden by it.
+#[test]
+fn what_the_cluster_waits_for_is_shown_once() {
+    let (machine, actions) = Machine::start(INPUT.clone());
+    let Some(Action::Work(turn, Work::Inspect)) = actions.last() else {
+        panic!("{actions:?}");
+    };
+    let disk = DiskState {
+        sealed: stored(sealed_member(1, StorageSecurity::Encrypted)),
+        header: ready(1),
+    };
+    let (mut machine, _) = machine.step(Event::Done(*turn, Done::Inspected(Box::new(disk))));
+    let mut step = |event: fn(RequestId) -> Event| {
+        let (next, actions) = machine.clone().step(event(machine.turn));
+        machine = next;
+        let actions = actions.into_iter().map(|action| match action {
+            Action::Show(EnrolmentStatus::Waiting(reason)) => format!("waits for {reason}"),
+            Action::Show(EnrolmentStatus::Retrying { reason, .. }) => format!("failed: {reason}"),
+            Action::Show(status) => format!("{status:?}"),
+            Action::Work(_, work) => work.to_string(),
+            Action::BackOff(_, pace) => format!("{pace:?}"),
+            Action::Announce(phase) => format!("{phase:?}"),
+        });
+        actions.collect::<Vec<_>>()
+    };
+    let not_yet = |turn| {
+        let ask_again = Duration::from_secs(2);
+        let reason = "another boot".into();
+        Event::Failed(turn, Failure::NotYet { reason, ask_again })
+    };
+    let get = "get the unlock key from the cluster";
+    assert_eq!(step(not_yet), ["waits for another boot", "After(2s)"]);
+    assert_eq!(step(Event::RetryDue), [get]);
+    assert_eq!(step(not_yet), ["After(2s)"]);
+    assert_eq!(step(Event::RetryDue), [get]);
+    let failed = step(|turn| Event::Failed(turn, Failure::Again("silence".into())));
+    assert_eq!(failed, ["failed: silence", "Growing"]);
+    let working = format!("Working({get:?})");
+    assert_eq!(step(Event::RetryDue), [&working, get]);
+    assert_eq!(step(not_yet), ["waits for another boot", "After(2s)"]);
 }
 
 #[test]
@@ -266,12 +309,26 @@ fn what_the_tpm_does_not_open_waits_for_the_owner() {
         panic!("{state:?}");
     };
     assert_eq!(recovery, &wrapped);
-    for part in ["PCR 7", "at its console with the recovery key", "wipe.enrolment_id"] {
+    for part in [
+        "PCR 7",
+        "at its console with the recovery key",
+        "wipe.enrolment_id",
+    ] {
         assert!(reason.contains(part), "{reason}");
     }
     // Its owner can still give it up.
-    let wiped = decided(&input(Some(1)), locked_with(Some(wrapped.clone())), ready(1));
-    assert!(matches!(wiped, State::Wiping { sealed: true, data: true }));
+    let wiped = decided(
+        &input(Some(1)),
+        locked_with(Some(wrapped.clone())),
+        ready(1),
+    );
+    assert!(matches!(
+        wiped,
+        State::Wiping {
+            sealed: true,
+            data: true
+        }
+    ));
     // Once it is open, the disk is looked at again.
     let (machine, actions) = Machine::start(input(None));
     let turn = |actions: &[Action]| match actions {
@@ -286,7 +343,10 @@ fn what_the_tpm_does_not_open_waits_for_the_owner() {
     assert!(
         matches!(
             &actions[..],
-            [Action::Show(EnrolmentStatus::Refused(_)), Action::Work(_, Work::Recover(_))]
+            [
+                Action::Show(EnrolmentStatus::Refused(_)),
+                Action::Work(_, Work::Recover(_))
+            ]
         ),
         "{actions:?}"
     );

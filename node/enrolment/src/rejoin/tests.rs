@@ -212,6 +212,31 @@ fn scripted(founding: &Founding, cluster: &TestCluster, curator: &TestCurator) -
     }
 }
 
+/// A node that needs no key from others is up before the cluster admits its boot.
+#[tokio::test]
+async fn a_member_asks_until_its_boot_is_admitted() {
+    let cluster = Arc::new(TestCluster::new());
+    let founding = founding(1, StorageSecurity::Insecure);
+    let script = Script {
+        ask_again: Some(Duration::from_millis(100)),
+        unlock_key: Some(founding.cluster_unlock_key.clone()),
+        ..Script::default()
+    };
+    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+    let node = scripted(&founding, &cluster, &curator);
+    let running = node.start();
+    let asked = curator.until(|seen| seen.calls.len() >= 20);
+    within_timeout("20 attempts", asked).await;
+    curator.set_ask_again(None);
+    let last = curator.calls().len() + 2;
+    assert_never("it asked again", async {
+        until("more calls", || curator.calls().len() > last).await;
+    })
+    .await;
+    assert!(running.reports.lock().unwrap().is_empty());
+    running.supervisor.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_running_member_follows_the_settings_of_its_cluster() {
     let cluster = Arc::new(TestCluster::new());

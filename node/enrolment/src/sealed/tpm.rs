@@ -182,7 +182,9 @@ impl Sealer {
         };
         let blob = sealed.encode();
         let wrapped = recipient.map(|to| WrappedRecordKey::new(to, digest(&blob), &key));
-        let wrapped = wrapped.as_ref().map_or(&[][..], |key| key.wrapped_key.as_bytes());
+        let wrapped = wrapped
+            .as_ref()
+            .map_or(&[][..], |key| key.wrapped_key.as_bytes());
         let mut record = Zeroizing::new(Vec::with_capacity(
             8 + blob.len() + wrapped.len() + message.len() + AES_256_GCM.tag_len(),
         ));

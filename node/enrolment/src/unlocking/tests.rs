@@ -15,8 +15,8 @@ use tonic::transport::Channel;
 use super::*;
 use crate::driver::tests::{Boot, Machine};
 use crate::machine::EnrolmentStatus;
-use crate::sealed::{Founding, Sealed, SealedStore};
 use crate::sealed::tpm_tests::SealingMachine;
+use crate::sealed::{Founding, Sealed, SealedStore};
 use crate::testing::founding;
 
 /// The seed of the owner key in [`founding`].
@@ -247,7 +247,9 @@ async fn a_key_from_the_console_that_does_not_open_the_disk_is_not_used() {
     machine.console = terminal.device().to_owned();
     let boot = machine.boot(Ok(None));
     let challenge = ConsoleChallenge::parse(&shown(&mut terminal).await).unwrap();
-    terminal.enter(&challenge.answered(&keys.recovery).unwrap()).unwrap();
+    terminal
+        .enter(&challenge.answered(&keys.recovery).unwrap())
+        .unwrap();
     let refusal = "does not open the data partition";
     until(refusal, || terminal.shown().unwrap().contains(refusal)).await;
     boot.off().await;
@@ -270,9 +272,14 @@ async fn the_owner_opens_the_sealed_configuration_of_a_lost_tpm_at_the_console()
     let EnrolmentStatus::Refused(reason) = refused.await else {
         unreachable!();
     };
-    assert!(reason.contains("at its console with the recovery key"), "{reason}");
+    assert!(
+        reason.contains("at its console with the recovery key"),
+        "{reason}"
+    );
     let challenge = ConsoleChallenge::parse(&shown(&mut terminal).await).unwrap();
-    terminal.enter(&challenge.answered(&keys.recovery).unwrap()).unwrap();
+    terminal
+        .enter(&challenge.answered(&keys.recovery).unwrap())
+        .unwrap();
     // With both halves of the key in it, nobody else is asked.
     opened(boot).await;
 }
