@@ -162,6 +162,17 @@ fn packages(series: &str) -> Vec<Package> {
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
+        // What sealing is compared with, and the library by which they reach the emulator. tpm2-tools brings the other
+        // libraries, which systemd-creds loads.
+        program("clevis", "clevis", Needs::BENCH),
+        program("clevis-tpm2", "clevis-encrypt-tpm2", Needs::BENCH),
+        program("tpm2-tools", "tpm2_createprimary", Needs::BENCH),
+        program("systemd", "systemd-creds", Needs::BENCH),
+        file(
+            "libtss2-tcti-swtpm0",
+            "/usr/lib/x86_64-linux-gnu/libtss2-tcti-swtpm.so.0",
+            Needs::BENCH,
+        ),
     ]
 }
 

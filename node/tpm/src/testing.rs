@@ -86,7 +86,8 @@ fn spawn(directory: &Path) -> Child {
         .args(["socket", "--tpm2", "--flags", "not-need-init,startup-clear"])
         .args(["--tpmstate", &format!("dir={}", directory.display())])
         .args(["--server", &format!("type=unixio,path={}", at("socket"))])
-        .args(["--ctrl", &format!("type=unixio,path={}", at("control"))])
+        // Where the libraries in C look for it.
+        .args(["--ctrl", &format!("type=unixio,path={}", at("socket.ctrl"))])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(File::create(directory.join(LOG)).unwrap())

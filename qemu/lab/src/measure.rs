@@ -5,8 +5,10 @@
 //! The owner makes calls from this process and not through hearthctl: the clock runs until the answer arrives, and the
 //! time to start a program on the host is not part of a boot.
 
+pub mod cluster;
 pub mod kubernetes;
 pub mod records;
+pub mod storage;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,27 +16,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hearth_api::client::Endpoint;
-use hearth_api::console::{Milestone, Report};
+use hearth_api::console::Milestone;
 use hearth_api::names;
-use hearth_api::operator::Operator;
 use hearth_api::v1::{NodeParameters, StorageSecurityPolicy};
 use hearth_qemu::accel::Accel;
 use hearth_qemu::artifacts::Image;
-use hearth_qemu::cluster::{Cluster, Member};
 use hearth_qemu::command::{Boot, Machine, OnReset};
-use hearth_qemu::disk::{Cache, Disk, Format, make_overlay};
+use hearth_qemu::disk::{Disk, Format, make_overlay};
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
 use hearth_qemu::phases::{Phase, Timeline};
 use hearth_qemu::run_dir::RunDir;
-use hearth_qemu::switch::NetworkOptions;
 use hearth_qemu::vm::{Cause, Lifetime, Vm};
 use prost::Message;
-use tokio::task::JoinSet;
 
-use crate::formation::{self, Candidate, shown_key};
-use crate::machines::{name, network};
 use crate::owner::{Owner, with_storage};
 use crate::{LabError, Result};
 
@@ -48,10 +44,6 @@ const DISK_BYTES: u64 = 4 << 30;
 const DISK: &str = "disk.qcow2";
 /// Bound for a whole boot, which takes seconds.
 const BOOT_BOUND: Duration = Duration::from_secs(300);
-/// Bound for a whole formation, which takes less than a minute.
-const FORMATION_BOUND: Duration = Duration::from_secs(600);
-/// Between two reconciliations.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Bound for each call. None of them waits for an event, but a loaded host is slow.
 const CALL: Duration = Duration::from_secs(60);
 /// The bare init's fw_cfg item, and the value that makes it power off.
@@ -73,6 +65,13 @@ impl Way {
             Way::Direct => "direct",
             Way::Uefi => "uefi",
         }
+    }
+
+    fn boot(self, image: &Image) -> Result<Boot> {
+        Ok(match self {
+            Way::Direct => image.direct(),
+            Way::Uefi => Boot::Uefi(Firmware::locate()?),
+        })
     }
 }
 
@@ -210,10 +209,7 @@ impl Lab {
         self.start(Build {
             name: format!("{what}-{}", way.word()),
             memory_mib,
-            boot: match way {
-                Way::Direct => image.direct(),
-                Way::Uefi => Boot::Uefi(Firmware::locate()?),
-            },
+            boot: way.boot(image)?,
             disk: &image.disk,
             disk_bytes: DISK_BYTES,
             ports: &[names::PORT_CURATOR],
@@ -314,163 +310,5 @@ pub fn clear(folder: &Path) -> Result<()> {
             Err(LabError::file("remove", folder)(error))
         }
         _ => Ok(()),
-    }
-}
-
-/// Times of a formation, from the start of the first machine.
-pub struct Formed {
-    /// Until GetNodes of the first node's owner succeeded.
-    pub one: Duration,
-    /// Until all nodes were voters.
-    pub all: Duration,
-}
-
-/// Forms one cluster of this many nodes, all of them voters, like `cargo xtask run --nodes`: the first node founds it,
-/// then the others boot together, are approved by the keys on their consoles, and are made consensus members. `told`
-/// receives the progress.
-///
-/// # Errors
-/// If that fails or times out.
-pub async fn form(
-    lab: &Lab,
-    node: &Image,
-    switch: &Path,
-    nodes: u16,
-    mut told: impl FnMut(Progress<'_>),
-) -> Result<Formed> {
-    let formed =
-        tokio::time::timeout(FORMATION_BOUND, formed(lab, node, switch, nodes, &mut told)).await;
-    formed.unwrap_or(Err(LabError::Late {
-        what: "cluster",
-        bound: FORMATION_BOUND,
-    }))
-}
-
-/// The progress of a formation.
-#[derive(Clone, Copy, Debug)]
-pub enum Progress<'a> {
-    /// The first node is booting.
-    First,
-    /// The others are booting, or are about to.
-    Others,
-    /// The parameters for the others are not available yet; the reason.
-    NotYet(&'a LabError),
-}
-
-async fn formed(
-    lab: &Lab,
-    node: &Image,
-    switch: &Path,
-    nodes: u16,
-    told: &mut impl FnMut(Progress<'_>),
-) -> Result<Formed> {
-    clear(&lab.folder)?;
-    let ports = [names::PORT_CURATOR];
-    let network = network(switch, NetworkOptions::default(), nodes, &ports);
-    let cluster = Cluster::open(&lab.folder, Some(&network), Lifetime::KillWithParent);
-    let mut cluster = cluster.await?;
-    let owner = Owner::generate();
-    told(Progress::First);
-    let first = member(lab, node, 1, &insecure(&owner))?;
-    cluster.add(&first).await?;
-    let vm = &cluster.machines()[0];
-    let started = vm.started();
-    vm.reached(Milestone::Home, FORMATION_BOUND).await?;
-    let forwarded = |number| cluster.forwarded(&name(number), names::PORT_CURATOR);
-    let curators = (1..=nodes).filter_map(forwarded).map(Endpoint::from);
-    let operator = owner.take_ownership(curators.collect(), CALL).await?;
-    let listed = operator.nodes().await;
-    listed.map_err(LabError::call("GetNodes"))?;
-    let one = started.elapsed();
-    told(Progress::Others);
-    // The first request for a ticket makes the new node prepare for further members.
-    let register = loop {
-        let parameters = operator.register_parameters().await;
-        match parameters.map_err(LabError::call("GetRegisterTicket or GetClusterInfo")) {
-            Ok(parameters) => break parameters,
-            Err(error) => told(Progress::NotYet(&error)),
-        }
-        tokio::time::sleep(PAUSE).await;
-    };
-    for number in 2..=nodes {
-        let member = member(lab, node, number, &register)?;
-        cluster.add(&member).await?;
-    }
-    complete(&cluster, &operator).await?;
-    let all = started.elapsed();
-    drop(cluster);
-    for number in 1..=nodes {
-        // The logs are kept.
-        remove_file(&lab.folder.join(name(number)).join(DISK))?;
-    }
-    Ok(Formed { one, all })
-}
-
-fn member(lab: &Lab, node: &Image, number: u16, told: &NodeParameters) -> Result<Member> {
-    let fw_cfg = vec![parameters(told)?];
-    Ok(Member {
-        machine: lab.machine(name(number), MEMORY, node.direct(), fw_cfg),
-        image: node.disk.clone(),
-        disk_bytes: Some(DISK_BYTES),
-        cache: Cache::Writeback,
-    })
-}
-
-/// Reconciles until nothing is missing.
-async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
-    let mut candidates = Vec::new();
-    let mut keys = JoinSet::new();
-    for (index, vm) in cluster.machines().iter().enumerate() {
-        let address = cluster.address(vm.name());
-        candidates.push(Candidate {
-            machine: vm.name().to_owned(),
-            address: address.ok_or_else(|| LabError::Unplugged {
-                machine: vm.name().to_owned(),
-                what: "address",
-            })?,
-            public_key: None,
-            id: None,
-            approve: true,
-            votes: true,
-        });
-        let mut reports = vm.console().reports();
-        keys.spawn(async move {
-            while let Some(reported) = reports.next().await {
-                if let Report::Waiting(why) = &reported.report
-                    && let Some(key) = shown_key(why)
-                {
-                    return Some((index, key));
-                }
-            }
-            None
-        });
-    }
-    let known = || {
-        while let Some(key) = keys.try_join_next() {
-            if let Ok(Some((index, key))) = key {
-                candidates[index].public_key = Some(key);
-            }
-        }
-        candidates.clone()
-    };
-    tokio::select! {
-        _ = formation::complete(operator, known, PAUSE) => Ok(()),
-        error = one_ends(cluster) => Err(error),
-    }
-}
-
-/// Waits until a machine has ended, which is always an error.
-async fn one_ends(cluster: &Cluster) -> LabError {
-    loop {
-        for vm in cluster.machines() {
-            if let Some(exit) = vm.exit() {
-                return LabError::Ended {
-                    machine: vm.name().to_owned(),
-                    exit: exit.to_string(),
-                    tail: vm.tail().to_string(),
-                };
-            }
-        }
-        tokio::time::sleep(PAUSE).await;
     }
 }

@@ -6,8 +6,12 @@
 //! the same machine.
 
 use anyhow::Result;
-use hearth_lab::measure::{Lab, Progress, form};
+use hearth_api::v1::StorageSecurityPolicy;
+use hearth_lab::measure::cluster::{Plan, Progress};
+use hearth_lab::measure::{Lab, Way};
+use hearth_lab::owner::with_storage;
 use hearth_qemu::accel;
+use hearth_qemu::command::OnReset;
 
 use super::{Records, ratio, until_interrupted};
 use crate::image::{self, Artifacts};
@@ -27,11 +31,21 @@ pub(super) fn measure(
     records: &mut Records,
 ) -> Result<()> {
     setup::ensure(ui, Needs::RUN)?;
-    let lab = Lab {
-        accel: accel::choose(accel)?.accel,
-        folder: target::folder("bench")?.join("cluster"),
-    };
     let (node, switch) = (image::to_boot(node), program::switch(ui)?);
+    let plan = Plan {
+        lab: Lab {
+            accel: accel::choose(accel)?.accel,
+            folder: target::folder("bench")?.join("cluster"),
+        },
+        node: &node,
+        way: Way::Direct,
+        has_tpm: false,
+        // A kernel that panics must not reboot before the timeout.
+        on_reset: OnReset::Exit,
+        switch: &switch,
+        nodes: NODES,
+        configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
+    };
     let rounds = rounds.unwrap_or(3);
     let task = ui.counted_task("measuring clusters", u64::from(rounds) * 2);
     let (mut one, mut all) = (Vec::new(), Vec::new());
@@ -48,10 +62,11 @@ pub(super) fn measure(
                     task.now(format!("three voters ({why})"));
                 }
             };
-            let formed = form(&lab, &node, &switch, NODES, told).await?;
+            let formed = plan.form(told).await?;
             task.step();
             one.push(formed.one.as_secs_f64());
             all.push(formed.all.as_secs_f64());
+            plan.end(formed.cluster)?;
         }
         anyhow::Ok(())
     };

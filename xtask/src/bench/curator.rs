@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::Deserialize;
 
+use super::lines::take_in;
 use super::{Records, ratio};
 use crate::command::Cmd;
 use crate::image::build_curator_host;
@@ -21,14 +21,6 @@ const CROWDS: [u32; 2] = [1000, 5000];
 const SPAN: u32 = 20;
 /// A file system in memory: the nodes measure the curator, and not the disk under its etcd.
 const MEMORY: &str = "/dev/shm";
-
-/// A line of the program's output.
-#[derive(Deserialize)]
-struct Line {
-    name: String,
-    unit: String,
-    samples: Vec<f64>,
-}
 
 /// Measures `rounds` rounds of the rates, and each number of nodes once.
 pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Result<()> {
@@ -67,41 +59,4 @@ pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Re
         );
     }
     Ok(())
-}
-
-/// Adds the records of the program's output.
-fn take_in(output: &str, records: &mut Records) -> Result<Vec<Line>> {
-    let parse = |line: &str| -> Result<Line> {
-        serde_json::from_str(line).with_context(|| format!("not a record: {line}"))
-    };
-    let lines: Vec<Line> = output.lines().map(parse).collect::<Result<_>>()?;
-    for line in &lines {
-        let known = ["1/s", "s", "ratio", "cores", "bytes", "boolean", "calls"];
-        let unit = known.into_iter().find(|unit| *unit == line.unit);
-        let unit = unit.with_context(|| format!("{}: unknown unit {}", line.name, line.unit))?;
-        records.add(&line.name, unit, &line.samples);
-    }
-    Ok(lines)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_become_records() {
-        let mut records = Records::new("abc");
-        let line = r#"{"name":"curator.cpu_1000","unit":"cores","samples":[0.25]}"#;
-        let lines = take_in(line, &mut records).unwrap();
-        assert_eq!(lines[0].samples, [0.25]);
-        assert_eq!(records.all()[0].name, "curator.cpu_1000");
-        assert!(take_in("progress", &mut records).is_err());
-        assert!(
-            take_in(
-                r#"{"name":"x","unit":"furlongs","samples":[]}"#,
-                &mut records
-            )
-            .is_err()
-        );
-    }
 }

@@ -9,6 +9,8 @@ mod cluster;
 mod curator;
 mod image;
 mod kubernetes;
+mod lines;
+mod storage;
 
 use std::path::PathBuf;
 
@@ -32,7 +34,7 @@ pub(crate) struct Args {
     /// Also write the records to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 3 of Kubernetes]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 20 of sealing, 3 of starts, 3 of Kubernetes]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Accelerator; the promises apply to tcg, which behaves the same everywhere
@@ -51,6 +53,8 @@ enum Part {
     Cluster,
     /// The curator on this host, without machines: rates, and thousands of nodes
     Curator,
+    /// Sealing by a TPM, compared with clevis and systemd; starts of encrypted nodes, compared with insecure ones
+    Storage,
     /// Power-on to a running pod, compared with a shell script; memory of Hearth's own processes, image size
     Kubernetes,
 }
@@ -121,6 +125,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Curator) {
         curator::measure(ui, args.rounds, &mut records)?;
+    }
+    if wanted(Part::Storage) {
+        storage::measure(ui, &node, args.rounds, args.accel, &mut records)?;
     }
     if wanted(Part::Kubernetes) {
         kubernetes::measure(ui, args.rounds, args.accel, &mut records)?;

@@ -54,6 +54,24 @@ pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf>
     compile(ui, &product, destination)
 }
 
+/// Compiles the program that compares sealing with other programs, like the node, and copies it to `destination`.
+pub(crate) fn build_seal_bench(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+    let product = Product {
+        what: "the comparison of sealing",
+        profile: Profile::Node,
+        arguments: &[
+            "--package",
+            "hearth-tpm",
+            "--example",
+            "seal_bench",
+            "--features",
+            "testing",
+        ],
+        built: "examples/seal_bench",
+    };
+    compile(ui, &product, destination)
+}
+
 fn compile(ui: &Ui, product: &Product<'_>, destination: &Path) -> Result<PathBuf> {
     checkout()?.static_program(ui, product, |built| -> Result<()> {
         write_if_changed(destination, &files::read(built)?)?;
