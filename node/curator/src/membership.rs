@@ -47,29 +47,42 @@ const LEAST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// reports its progress four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
 
-/// Authorizes the departure of a node: adds to `write`, by which the node leaves etcd, the
-/// conditions for it. Refuses if the node is the last voter, or if the live ones of the remaining
-/// voters would not be a quorum.
+/// The permission that a voter leaves etcd. A write that makes it leave has to have it as a part.
+pub struct Departure {
+    node: NodeId,
+    /// No other departure has been authorized since.
+    no_other: Condition,
+}
+
+impl Departure {
+    /// Adds the permission to a write.
+    pub fn add_to(self, write: Write) -> Write {
+        let node = self.node.to_string().into_bytes();
+        write.and(self.no_other).put(state::DEPARTURE, node)
+    }
+}
+
+/// Authorizes the departure of a node. Refuses if the node is the last voter, or if the live ones
+/// of the remaining voters would not be a quorum. `None` if the node does not vote.
 ///
-/// The write is conditional on no other departure having been authorized since this check;
-/// otherwise two nodes that can each be removed could leave at the same time. It has no other
-/// condition, so changes of the remaining nodes do not delay it.
-pub async fn authorize_departure(core: &Core, node: NodeId, write: Write) -> Result<Write, Status> {
+/// The permission is void once another departure has been authorized; otherwise two nodes that can
+/// each be removed could leave at the same time. It has no other condition, so changes of the
+/// remaining nodes do not delay the departure.
+pub async fn authorize_departure(core: &Core, node: NodeId) -> Result<Option<Departure>, Status> {
     let last = core.client.get(state::DEPARTURE).await;
     let last = last.map_err(|error| unavailable(&error))?;
     let view = look(core).await?;
     if !view.votes(node) {
-        return Ok(write);
+        return Ok(None);
     }
     view.may_leave_after_all(node)
         .map_err(|stays| Status::failed_precondition(stays.to_string()))?;
     let key = state::DEPARTURE.to_owned();
-    Ok(write
-        .and(match last {
-            Some(last) => Condition::Unchanged(key, last.mod_revision),
-            None => Condition::Absent(key),
-        })
-        .put(state::DEPARTURE, node.to_string().into_bytes()))
+    let no_other = match last {
+        Some(last) => Condition::Unchanged(key, last.mod_revision),
+        None => Condition::Absent(key),
+    };
+    Ok(Some(Departure { node, no_other }))
 }
 
 /// The members of etcd, and the pending changes.

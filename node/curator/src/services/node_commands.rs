@@ -18,7 +18,8 @@ use crate::decisions::labelling::Changes;
 use crate::decisions::removal::{self, Bypass, Removal};
 use crate::decisions::roles::{self, RoleChange, RoleDecision};
 use crate::decisions::{FoundNode, Rejection, configuration, transitions};
-use crate::{membership, state};
+use crate::membership::{self, Departure};
+use crate::state;
 
 pub(super) struct NodeCommands {
     core: Arc<Core>,
@@ -118,8 +119,7 @@ impl NodeCommands {
         Ok(DecommissionNodeResponse { node, pending })
     }
 
-    /// Decides and writes a change of roles. If the node leaves etcd by it, authorizes the
-    /// departure.
+    /// Decides and writes a change of roles.
     async fn change(
         &self,
         selector: Option<NodeSelector>,
@@ -129,19 +129,24 @@ impl NodeCommands {
         let (wanted, decide) = (&wanted, &decide);
         let write_with_retry = move || async move {
             let found = self.find(wanted).await?;
-            let id = found.id();
-            let RoleDecision {
-                mut write,
-                pending,
-                leaves,
-            } = decide(&found)?;
-            if leaves && let Some(leave) = write {
-                write = Some(membership::authorize_departure(&self.core, id, leave).await?);
+            let mut decision = decide(&found)?;
+            if decision.leaves
+                && let Some(departure) = self.authorize_departure(&found).await?
+            {
+                decision = decide(&self.find(wanted).await?)?;
+                decision.write = decision.write.map(|write| departure.add_to(write));
             }
-            Ok(((id, pending), write))
+            Ok(((found.id(), decision.pending), decision.write))
         };
         let ((id, pending), revision) = self.core.write_with_retry(write_with_retry).await?;
         Ok((id, pending, revision))
+    }
+
+    /// Authorizes that a node leaves etcd. If it votes, its records have to be read again after
+    /// this, which takes several requests to etcd: a node whose labels are changed all the time
+    /// could not leave otherwise. If it does not, they must not, as it may vote by then.
+    async fn authorize_departure(&self, found: &FoundNode) -> Result<Option<Departure>, Status> {
+        membership::authorize_departure(&self.core, found.id()).await
     }
 
     pub(super) async fn update_labels(
@@ -192,17 +197,15 @@ impl NodeCommands {
             has_roles: request.bypass_has_roles,
         };
         let decide = || async {
-            let found = match self.find(&wanted).await {
-                Ok(found) => found,
-                // Deleted by an earlier attempt of the caller, whose answer was lost.
-                Err(_) if self.core.cache.tombstone(wanted.id()).is_some() => {
-                    return Ok((wanted.id(), None));
-                }
-                Err(status) => return Err(status),
+            let Some(found) = self.find_undeleted(&wanted).await? else {
+                return Ok((wanted.id(), None));
             };
             let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
-            if leaves {
-                write = membership::authorize_departure(&self.core, found.id(), write).await?;
+            if leaves && let Some(departure) = self.authorize_departure(&found).await? {
+                let Some(found) = self.find_undeleted(&wanted).await? else {
+                    return Ok((wanted.id(), None));
+                };
+                write = departure.add_to(removal::decide(bypass, &found)?.write);
             }
             Ok((found.id(), Some(write)))
         };
@@ -234,6 +237,16 @@ impl NodeCommands {
             let wanted = text;
             Rejection::NoSuchNode { field, wanted }.into()
         })
+    }
+
+    /// The same; `None` if an earlier attempt of the caller, whose answer was lost, has deleted the
+    /// node.
+    async fn find_undeleted(&self, wanted: &Wanted) -> Result<Option<FoundNode>, Status> {
+        match self.find(wanted).await {
+            Ok(found) => Ok(Some(found)),
+            Err(_) if self.core.cache.tombstone(wanted.id()).is_some() => Ok(None),
+            Err(status) => Err(status),
+        }
     }
 }
 
