@@ -476,6 +476,11 @@ async fn encrypted(data: &PartitionDevice) -> Result<((), String)> {
     let name = "check-crypt";
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(1))?;
     ensure!(mapper.find(name)? == Some(volume.clone()), "not found");
+    let table = mapper.table(name)?;
+    ensure!(
+        table.contains(" :64:logon:hearth:check-crypt 0 "),
+        "the key is not in the keyring: {table}"
+    );
     ensure!(
         mapper
             .open_encrypted(name, &data.path, &xts_key(1))

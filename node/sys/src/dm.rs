@@ -5,9 +5,9 @@
 //! call is in `raw`.
 //!
 //! # Invariants
-//! - Keys are in [`XtsKey`] and [`AeadKey`], which are not printable and are zeroized on drop. The
-//!   buffers that pass them to the kernel are zeroized as well, and the kernel is asked to wipe its
-//!   own (`DM_SECURE_DATA_FLAG`).
+//! - Keys are in [`XtsKey`] and [`AeadKey`], which are not printable and are zeroized on drop. No
+//!   table has a key: it names one in the kernel's keyring, so that nobody can read it from an open
+//!   volume.
 //! - A device whose table was rejected is removed again: after an error nothing of a volume
 //!   remains.
 //! - [`DeviceMapper::open_integrity`] never formats; only [`DeviceMapper::format_integrity`] does.
@@ -30,9 +30,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use super::block::{self, BlockError};
+use super::keyring::ThreadKey;
 use super::raw::{self, DM_HEADER};
 
 /// The sector size of a volume, in bytes.
@@ -56,8 +57,8 @@ mod command {
 
 mod flag {
     pub(crate) const READ_ONLY: u32 = 1;
+    pub(super) const STATUS_TABLE: u32 = 1 << 4;
     pub(crate) const BUFFER_FULL: u32 = 1 << 8;
-    pub(crate) const SECURE_DATA: u32 = 1 << 15;
 }
 
 /// Why a volume cannot be opened, formatted or closed.
@@ -169,7 +170,7 @@ pub struct Verity {
 struct Target {
     kind: &'static str,
     sectors: u64,
-    parameters: Zeroizing<String>,
+    parameters: String,
     read_only: bool,
 }
 
@@ -241,7 +242,7 @@ impl DeviceMapper {
             &Target {
                 kind: "linear",
                 sectors,
-                parameters: Zeroizing::new(format!("{} {skipped}", device.display())),
+                parameters: format!("{} {skipped}", device.display()),
                 read_only: false,
             },
         )
@@ -257,13 +258,11 @@ impl DeviceMapper {
         key: &XtsKey,
     ) -> Result<PathBuf, DmError> {
         let sectors = usable_sectors(name, device)?;
-        let parameters = with_key(
-            "capi:xts(aes)-plain64 ",
-            &key.0[..],
-            &format!(
-                " 0 {} 0 2 allow_discards sector_size:{SECTOR}",
-                device.display()
-            ),
+        let key = thread_key(name, &key.0[..])?;
+        let parameters = format!(
+            "capi:xts(aes)-plain64 {} 0 {} 0 2 allow_discards sector_size:{SECTOR}",
+            key.name(),
+            device.display()
         );
         self.open_volume(
             name,
@@ -287,13 +286,11 @@ impl DeviceMapper {
         key: &AeadKey,
     ) -> Result<PathBuf, DmError> {
         let sectors = usable_sectors(name, integrity)?;
-        let parameters = with_key(
-            "capi:gcm(aes)-random ",
-            &key.0[..],
-            &format!(
-                " 0 {} 0 2 integrity:{TAG_LENGTH}:aead sector_size:{SECTOR}",
-                integrity.display()
-            ),
+        let key = thread_key(name, &key.0[..])?;
+        let parameters = format!(
+            "capi:gcm(aes)-random {} 0 {} 0 2 integrity:{TAG_LENGTH}:aead sector_size:{SECTOR}",
+            key.name(),
+            integrity.display()
         );
         self.open_volume(
             name,
@@ -380,9 +377,18 @@ impl DeviceMapper {
 
     /// The status line of a volume's target, such as the number of integrity mismatches so far.
     pub fn status(&self, name: &str) -> Result<String, DmError> {
+        self.target_line(name, 0)
+    }
+
+    /// The parameters of a volume's target, as the kernel tells them to whoever asks.
+    pub fn table(&self, name: &str) -> Result<String, DmError> {
+        self.target_line(name, flag::STATUS_TABLE)
+    }
+
+    fn target_line(&self, name: &str, flags: u32) -> Result<String, DmError> {
         let step = "read its status";
         let room = [0; 4096];
-        let answer = self.send(name, command::TABLE_STATUS, step, 0, &room)?;
+        let answer = self.send(name, command::TABLE_STATUS, step, flags, &room)?;
         let senseless = || DmError::Answer {
             name: name.to_owned(),
             step,
@@ -410,8 +416,8 @@ impl DeviceMapper {
     fn activate(&self, name: &str, target: &Target) -> Result<PathBuf, DmError> {
         let table = target.encode();
         let flags = match target.read_only {
-            true => flag::SECURE_DATA | flag::READ_ONLY,
-            false => flag::SECURE_DATA,
+            true => flag::READ_ONLY,
+            false => 0,
         };
         self.send(name, command::TABLE_LOAD, "load its table", flags, &table)?;
         // Without the suspend flag this command resumes the device.
@@ -434,7 +440,7 @@ impl DeviceMapper {
         step: &'static str,
         flags: u32,
         payload: &[u8],
-    ) -> Result<Zeroizing<Vec<u8>>, DmError> {
+    ) -> Result<Vec<u8>, DmError> {
         let mut buffer = request(name, flags, payload)?;
         raw::device_mapper(self.control.as_fd(), command, &mut buffer).map_err(|source| {
             DmError::Refused {
@@ -486,11 +492,11 @@ mod integrity_superblock {
 
 impl Target {
     /// The table with only this target.
-    fn encode(&self) -> Zeroizing<Vec<u8>> {
+    fn encode(&self) -> Vec<u8> {
         // The parameters are zero-terminated, and the total length is a multiple of 8.
         let length = (target_spec::LENGTH + self.parameters.len() + 1).next_multiple_of(8);
         assert!(length <= MAX_TABLE, "parameters of {length} bytes");
-        let mut bytes = Zeroizing::new(vec![0; length]);
+        let mut bytes = vec![0; length];
         bytes[target_spec::SECTOR_COUNT].copy_from_slice(&self.sectors.to_ne_bytes());
         bytes[target_spec::NEXT].copy_from_slice(&(length as u32).to_ne_bytes());
         put_text(&mut bytes[target_spec::TYPE], self.kind);
@@ -500,14 +506,14 @@ impl Target {
 }
 
 /// The header of `dm-ioctl.h`, followed by the payload.
-fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Zeroizing<Vec<u8>>, DmError> {
+fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Vec<u8>, DmError> {
     let bad = name.is_empty()
         || name.len() >= header::NAME.len()
         || name.contains(|c: char| c == '/' || c.is_control() || c.is_whitespace());
     if bad {
         return Err(DmError::BadName(name.to_owned()));
     }
-    let mut buffer = Zeroizing::new(vec![0; DM_HEADER + payload.len()]);
+    let mut buffer = vec![0; DM_HEADER + payload.len()];
     // Version 4.0.0 is the oldest with all of these commands; newer kernels accept it.
     buffer[header::VERSION_MAJOR].copy_from_slice(&4_u32.to_ne_bytes());
     buffer[header::DATA_START].copy_from_slice(&(DM_HEADER as u32).to_ne_bytes());
@@ -524,7 +530,7 @@ fn integrity_target(device: &Path, sectors: u64) -> Target {
     Target {
         kind: "integrity",
         sectors,
-        parameters: Zeroizing::new(format!("{device} 0 {TAG_LENGTH} J 1 block_size:{SECTOR}")),
+        parameters: format!("{device} 0 {TAG_LENGTH} J 1 block_size:{SECTOR}"),
         read_only: false,
     }
 }
@@ -537,9 +543,9 @@ fn verity_target(device: &Path, verity: &Verity) -> Target {
         sectors: blocks * (SECTOR / UNIT),
         // Version, data device, hash device, data block size, hash block size, number of data
         // blocks, first hash block, algorithm, root hash, salt.
-        parameters: Zeroizing::new(format!(
+        parameters: format!(
             "1 {device} {device} {SECTOR} {SECTOR} {blocks} {blocks} sha256 {hash} -"
-        )),
+        ),
         read_only: true,
     }
 }
@@ -591,24 +597,13 @@ fn block_failed(name: &str) -> impl FnOnce(BlockError) -> DmError {
     move |source| DmError::Block { name, source }
 }
 
-/// Concatenates the parts around the key in hexadecimal, leaving no copy of the key.
-fn with_key(before: &str, key: &[u8], after: &str) -> Zeroizing<String> {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let length = before.len() + 2 * key.len() + after.len();
-    // Reserved at once: growing the string would leave parts of the key behind.
-    let mut text = Zeroizing::new(String::with_capacity(length));
-    text.push_str(before);
-    for byte in key {
-        let mut digits = [
-            DIGITS[usize::from(byte >> 4)],
-            DIGITS[usize::from(byte & 15)],
-        ];
-        text.push(char::from(digits[0]));
-        text.push(char::from(digits[1]));
-        digits.zeroize();
-    }
-    text.push_str(after);
-    text
+/// Hands a volume's key to the kernel, for this thread.
+fn thread_key(name: &str, key: &[u8]) -> Result<ThreadKey, DmError> {
+    ThreadKey::add(name, key).map_err(|source| DmError::Refused {
+        name: name.to_owned(),
+        step: "hand its key to the kernel",
+        source,
+    })
 }
 
 /// The node that devtmpfs creates for the device in an answer.
@@ -652,7 +647,7 @@ mod tests {
         let target = Target {
             kind: "crypt",
             sectors: 8,
-            parameters: Zeroizing::new("abc".into()),
+            parameters: "abc".into(),
             read_only: false,
         };
         let table = target.encode();
@@ -666,12 +661,12 @@ mod tests {
 
     #[test]
     fn a_request_bears_name_flags_and_payload() {
-        let request = request("data", flag::SECURE_DATA, b"payload!").unwrap();
+        let request = request("data", flag::STATUS_TABLE, b"payload!").unwrap();
         assert_eq!(request.len(), DM_HEADER + 8);
         assert_eq!(request[..4], 4_u32.to_ne_bytes());
         assert_eq!(u32_at(&request, 16..20) as usize, DM_HEADER);
         assert_eq!(u32_at(&request, 20..24), 1);
-        assert_eq!(u32_at(&request, 28..32), flag::SECURE_DATA);
+        assert_eq!(u32_at(&request, 28..32), flag::STATUS_TABLE);
         assert_eq!(&request[48..53], b"data\0");
         assert_eq!(&request[DM_HEADER..], b"payload!");
     }
@@ -685,9 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_hexadecimal_and_cannot_be_printed() {
-        let line = with_key("<", &[0x00, 0x1f, 0xff], ">");
-        assert_eq!(line.as_str(), "<001fff>");
+    fn keys_cannot_be_printed() {
         let key = XtsKey::new(Zeroizing::new([0xab; 64]));
         assert_eq!(format!("{key:?}"), "XtsKey");
         let key = AeadKey::new(Zeroizing::new([0xab; 32]));

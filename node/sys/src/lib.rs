@@ -27,6 +27,7 @@ pub mod fw_cfg;
 pub mod gpt;
 pub mod hostname;
 pub mod iptables;
+mod keyring;
 pub mod kmsg;
 pub mod mkfs;
 pub mod mount_table;

@@ -7,6 +7,7 @@
     reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
 )]
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, mem};
 
@@ -337,6 +338,42 @@ fn project_quota(
     };
     checked(result as libc::c_int)?;
     Ok(())
+}
+
+/// The keyring of the calling thread.
+const THREAD_KEYRING: libc::c_long = -1;
+
+/// Adds a key whose payload only the kernel can read to the keyring of this thread; returns its
+/// serial number.
+pub(super) fn add_logon_key(description: &CStr, payload: &[u8]) -> io::Result<i32> {
+    // SAFETY: both texts are zero-terminated, and the payload is valid for reads of its length; the
+    // kernel copies all of them during the call.
+    let serial = unsafe {
+        libc::syscall(
+            libc::SYS_add_key,
+            c"logon".as_ptr(),
+            description.as_ptr(),
+            payload.as_ptr(),
+            payload.len(),
+            THREAD_KEYRING,
+        )
+    };
+    checked(serial as libc::c_int)
+}
+
+/// Removes a key from the keyring of this thread.
+pub(super) fn unlink_key(serial: i32) -> io::Result<()> {
+    const UNLINK: libc::c_long = 9;
+    // SAFETY: only integers are passed.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            UNLINK,
+            libc::c_long::from(serial),
+            THREAD_KEYRING,
+        )
+    };
+    checked(result as libc::c_int).map(drop)
 }
 
 /// The flags of `struct fs_quota_stat`.
