@@ -1,10 +1,12 @@
 //! The store on a machine with a TPM, emulated by swtpm.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::recovery::console::RecordChallenger;
+use hearth_api::testing::TestCluster;
 use hearth_host::layout::Root;
 use hearth_tpm::testing::Swtpm;
 use hearth_tpm::{Digest, Pcr, PcrSelection, PcrSignatures, SigningKey};
@@ -158,6 +160,80 @@ fn a_registration_is_sealed_before_the_cluster_has_said_how() {
     let secret = *member.identity.node_unlock_key.expose();
     store.save(&Sealed::Founding(Arc::new(member))).unwrap();
     assert!(machine.slots().iter().all(|slot| !has(slot, &secret)));
+}
+
+/// What a power cut can leave of a save, which writes one slot after the other.
+fn cuts(before: &[Vec<u8>; 2], after: &[Vec<u8>; 2]) -> Vec<[Vec<u8>; 2]> {
+    let [a, b] = [0, 1].map(|slot| {
+        let (old, new) = (&before[slot], &after[slot]);
+        let lengths = [0, 1, new.len() / 2, new.len() - 1];
+        let torn = lengths.into_iter().flat_map(move |written| {
+            let truncated = new[..written].to_vec();
+            let overwritten = [&truncated[..], old.get(written..).unwrap_or_default()].concat();
+            [truncated, overwritten]
+        });
+        torn.collect::<Vec<_>>()
+    });
+    let first = a.into_iter().map(|a| [a, before[1].clone()]);
+    let second = b.into_iter().map(|b| [after[0].clone(), b]);
+    first.chain(second).collect()
+}
+
+#[test]
+fn a_power_cut_in_any_step_of_a_save_leaves_the_former_or_the_new_value() {
+    let machine = SealingMachine::new();
+    let paths = machine.root().esp.sealed_configuration().paths();
+    let of = |usage| Arc::new(with(usage));
+    let ca = TestCluster::new().ca().clone();
+    let member = |usage| Sealed::Member(Arc::new(of(usage).into_member(ca.clone())));
+    // Sealed anew, sealed for the first time, and not sealed any more.
+    for (from, to) in [
+        (TpmUsage::PresentAndUsed, TpmUsage::PresentAndUsed),
+        (TpmUsage::PresentButUnused, TpmUsage::PresentAndUsed),
+        (TpmUsage::PresentAndUsed, TpmUsage::PresentButUnused),
+    ] {
+        machine.store().save(&Sealed::Founding(of(from))).unwrap();
+        let before = machine.slots();
+        machine.store().save(&member(to)).unwrap();
+        let after = machine.slots();
+        let mut seen = BTreeSet::new();
+        for slots in cuts(&before, &after) {
+            for (path, slot) in paths.iter().zip(&slots) {
+                fs::write(path, slot).unwrap();
+            }
+            let phase = machine.phase().unwrap();
+            seen.insert(phase);
+            // Loading has completed what was begun, or undone it.
+            let whole = match phase {
+                "MEMBER" => &after,
+                _ => &before,
+            };
+            assert_eq!(
+                machine.slots().map(|slot| slot.len()),
+                [0, 1].map(|n| whole[n].len())
+            );
+            assert_eq!(machine.phase().unwrap(), phase);
+        }
+        assert_eq!(Vec::from_iter(seen), ["FOUNDING", "MEMBER"]);
+    }
+}
+
+#[test]
+fn a_power_cut_in_the_first_save_leaves_nothing_or_all() {
+    let machine = SealingMachine::new();
+    let founding = Arc::new(with(TpmUsage::PresentAndUsed));
+    machine.store().save(&Sealed::Founding(founding)).unwrap();
+    let [a, b] = machine.root().esp.sealed_configuration().paths();
+    let [whole, _] = machine.slots();
+    for written in [0, 1, whole.len() / 2, whole.len() - 1] {
+        fs::remove_file(&b).ok();
+        fs::write(&a, &whole[..written]).unwrap();
+        let loaded = machine.store().load().unwrap();
+        assert!(matches!(loaded, Stored::NeverCompleted), "{loaded:?}");
+    }
+    fs::write(&a, &whole).unwrap();
+    assert_eq!(machine.phase().unwrap(), "FOUNDING");
+    assert!(b.exists(), "not repaired");
 }
 
 /// A power cut between the slots leaves one of each format: the newer one counts.
