@@ -381,13 +381,15 @@ impl Machine {
     }
 
     fn console(&self, line: &mut CommandLine, run_dir: &RunDir) {
-        // To a file, not to a socket or a pipe: QEMU never waits for a reader, nothing is lost while there is none, and
-        // a later reader still gets the beginning.
-        let file = Options::of("file")
+        // Output is logged to a file, with or without a client at the socket: nothing is lost while there is no reader,
+        // and a later reader still gets the beginning. The socket is for typing.
+        let socket = made(&run_dir.console_socket())
             .set("id", "serial")
-            .path("path", &run_dir.serial_log())
-            .on("append", true);
-        line.option("-chardev", file)
+            .on("server", true)
+            .on("wait", false)
+            .path("logfile", &run_dir.serial_log())
+            .on("logappend", true);
+        line.option("-chardev", socket)
             .option("-serial", "chardev:serial");
     }
 

@@ -59,6 +59,7 @@ pub mod firmware;
 pub mod fw_cfg;
 pub mod hardware;
 mod journal;
+pub mod keyboard;
 mod kvm;
 pub mod network;
 pub mod phases;

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `serial.log` | everything the machine wrote to its console |
+//! | `console.sock` | its console, for typing; meanwhile the log may have a character twice |
 //! | `qmp.log` | messages on QMP, with seconds since QEMU's start |
 //! | `qemu.log` | QEMU's own standard output and error |
 //! | `qemu.sh` | the command, for running it by hand |
@@ -70,6 +71,11 @@ impl RunDir {
     /// The log of the console.
     pub fn serial_log(&self) -> PathBuf {
         self.file("serial.log")
+    }
+
+    /// The socket of the console. QEMU serves one client at a time.
+    pub fn console_socket(&self) -> PathBuf {
+        self.file("console.sock")
     }
 
     /// The log of QMP.

@@ -27,9 +27,10 @@ use crate::command::Machine;
 use crate::console::{self, Console};
 use crate::control;
 pub use crate::control::Shutdown;
+use crate::keyboard::Keyboard;
 use crate::network::PortForward;
 use crate::qmp::{Qmp, QmpError};
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, RunDirError};
 pub use exit::{Cause, Exit};
 use running::{KillOnDrop, Running, watch_process};
 pub use start::StartError;
@@ -120,6 +121,16 @@ impl Vm {
     /// Its folder.
     pub fn run_dir(&self) -> &RunDir {
         &self.run_dir
+    }
+
+    /// Connects to its console, for typing. There can be one such connection at a time.
+    ///
+    /// # Errors
+    /// If QEMU does not accept it.
+    pub async fn keyboard(&self) -> Result<Keyboard, RunDirError> {
+        let socket = self.run_dir.console_socket();
+        let console = self.run_dir.folder().connect(&socket).await?;
+        Ok(Keyboard::of(console))
     }
 
     /// Its console.

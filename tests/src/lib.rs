@@ -48,6 +48,7 @@ pub mod context;
 pub mod cuts;
 pub mod debug;
 pub mod disk;
+pub mod keyboard;
 pub mod kubernetes;
 pub mod node;
 pub mod owner;

@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::{Context, ensure};
 use hearth_api::identity::OwnerKey;
 use hearth_api::recovery::RecoveryKey;
+use hearth_api::recovery::console::{BEGIN, ConsoleChallenge};
 use hearth_api::unlock::{Keys, UnlockError};
 use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
 use hearth_lab::record::Storage;
@@ -85,7 +86,8 @@ async fn an_encrypted_node_is_unlocked_by_its_owner_after_a_power_cut() -> Outco
     test.passed()
 }
 
-/// A node whose every sector is authenticated, too. As long as it waits, it says for what, and changes nothing.
+/// A node whose every sector is authenticated, too. As long as it waits, it says for what, and changes nothing. Then its
+/// owner opens it at its console, with the recovery key alone.
 #[tokio::test]
 async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -99,6 +101,21 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     ensure!(security(&vm).await? == StorageSecurity::AuthenticatedEncrypted);
     vm.cut().await?;
     waits_for_its_cluster(&node).await?;
+
+    let vm = node.power_on().await?;
+    vm.waiting().await?;
+    let mut keyboard = vm.keyboard().await?;
+    keyboard.enter("").await?;
+    let shown = keyboard.shows(BEGIN).await?;
+    let recovery = node.owner.recovery.as_ref().context("no recovery key")?;
+    keyboard.enter("a word").await?;
+    keyboard.shows("The answer was not accepted").await?;
+    let answer = ConsoleChallenge::parse(&shown)?.answered(recovery)?;
+    keyboard.enter(&answer).await?;
+    keyboard.shows("The answer was accepted").await?;
+    drop(keyboard);
+    vm.home().await?;
+    vm.power_off().await?;
     test.passed()
 }
 
