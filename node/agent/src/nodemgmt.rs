@@ -11,7 +11,8 @@
 //! | DISOWNING | nothing | everything |
 //!
 //! A node that the curators have deleted is rejected, and its connections are closed as soon as
-//! this node learns of it. There is one user, the owner; certificates of other users are rejected.
+//! this node learns of it. There is one user, the owner; certificates of other users are rejected,
+//! and so are those of a former owner, once this node has recorded the present one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use std::time::UNIX_EPOCH;
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use hearth_api::identity::{NodeId, Subject, UserName};
+use hearth_api::identity::{NodeId, PublicKey, Subject, UserName};
+use hearth_api::recovery::UnlockSettings;
 use hearth_api::server::{Admission, Caller, Server, Services, Transport};
 use hearth_api::tls::{self, PeerCertificate};
 use hearth_api::v1::node_local_server::NodeLocalServer;
@@ -66,12 +68,18 @@ pub struct Worker {
     pub view: Value<Arc<View>>,
     /// Read: decides whether nodes are admitted.
     pub cluster_state: ClusterState,
+    /// Read: who the owner is.
+    pub recorded: Value<UnlockSettings>,
 }
 
 /// Serves the API once the node is a member.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let member = tokio::select! {
-        member = async { worker.member.watch().next().await } => member?,
+        member = async {
+            let member = worker.member.watch().next().await?;
+            worker.recorded.watch().next().await?;
+            Ok::<_, Failure>(member)
+        } => member?,
         () = ctx.cancelled() => return Ok(()),
     };
     let (transport, ..) = Transport::of_node(&member.credentials, tls::wall_clock())?;
@@ -87,6 +95,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let gate = Arc::new(Gate {
         view: worker.view.clone(),
         cluster_state: worker.cluster_state.clone(),
+        recorded: worker.recorded.clone(),
     });
     ctx.healthy();
     Server::new(transport)
@@ -103,9 +112,21 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 struct Gate {
     view: Value<Arc<View>>,
     cluster_state: ClusterState,
+    recorded: Value<UnlockSettings>,
 }
 
 impl Gate {
+    /// A node that a former release has registered does not know the owner's key.
+    fn admit_owner(&self, key: Option<PublicKey>) -> Result<(), Status> {
+        match self.recorded.get().and_then(|settings| settings.owner) {
+            Some(owner) if key != Some(owner) => Err(Status::permission_denied(format!(
+                "this node has recorded that the owner's key is {owner}: it does not know yet of \
+                 another one, or the caller is a former owner"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// According to the view, however old it is.
     fn is_gone(&self, node: &NodeId) -> bool {
         self.view.get().is_some_and(|view| !view.has(node))
@@ -143,7 +164,9 @@ impl Admission for Gate {
         };
         match &identity.subject {
             Subject::Node(node) => self.admit_node(*node, path),
-            Subject::User(name) if *name == UserName::owner() => Ok(()),
+            Subject::User(name) if *name == UserName::owner() => {
+                self.admit_owner(caller.peer().public_key())
+            }
             Subject::User(name) => Err(Status::permission_denied(format!(
                 "{name}: unknown user, the only one is {}",
                 UserName::OWNER
@@ -152,15 +175,24 @@ impl Admission for Gate {
     }
 
     fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
-        let node = peer.identity().and_then(|identity| identity.node_id());
         Box::pin(async move {
-            let mut views = self.view.watch();
-            if let Some(node) = node
-                && views.wait_for(|view| !view.has(&node)).await.is_ok()
-            {
-                return;
+            let gone = match peer.identity().map(|identity| &identity.subject) {
+                Some(Subject::Node(node)) => {
+                    let mut views = self.view.watch();
+                    views.wait_for(|view| !view.has(node)).await.is_ok()
+                }
+                Some(Subject::User(_)) => {
+                    let mut recordings = self.recorded.watch();
+                    let other = |settings: &UnlockSettings| {
+                        settings.owner.is_some() && settings.owner != peer.public_key()
+                    };
+                    recordings.wait_for(other).await.is_ok()
+                }
+                None => false,
+            };
+            if !gone {
+                std::future::pending().await
             }
-            std::future::pending().await
         })
     }
 }

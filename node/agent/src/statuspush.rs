@@ -9,7 +9,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearth_api::v1::{self, NodeCondition, NodeStatus, UpdateNodeStatusRequest};
+use hearth_api::identity::PublicKey;
+use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
+use hearth_api::v1::{self, NodeCondition, NodeStatus, RecordedSettings, UpdateNodeStatusRequest};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
@@ -38,6 +40,8 @@ pub struct Worker {
     pub directory_saved: Value<IpAddr>,
     /// Read: conditions of the roles whose programs may fail.
     pub conditions: Value<Vec<NodeCondition>>,
+    /// Read: what this node has recorded of its cluster's settings.
+    pub recorded: Value<UnlockSettings>,
 }
 
 /// The address that may be reported.
@@ -86,6 +90,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut control_planes = worker.control_plane.watch();
     let mut states = worker.cluster_state.watch();
     let mut conditions = worker.conditions.watch();
+    let mut recordings = worker.recorded.watch();
     let mut known_conditions = worker.conditions.get().unwrap_or_default();
 
     let mut connection = connections.next().await?;
@@ -96,6 +101,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
         ..
     } = control_planes.next().await?;
     let mut state = states.next().await?;
+    let mut recorded = recordings.next().await?;
     let health = Health::of(ctx);
     let mut reported = None;
     loop {
@@ -109,6 +115,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             consensus: progress,
             address_counter: address.counter,
             conditions: known_conditions.clone(),
+            recorded_settings: Some(message(&recorded)),
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.
@@ -129,12 +136,21 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             }
             next = addresses.next() => address = next?,
             next = conditions.next() => known_conditions = next?,
+            next = recordings.next() => recorded = next?,
             next = control_planes.next() => {
                 let next = next?;
                 curator_port = next.curator_port;
                 progress = next.progress;
             }
         }
+    }
+}
+
+fn message(recorded: &UnlockSettings) -> RecordedSettings {
+    RecordedSettings {
+        cold_start_policy: recorded.cold_start_policy.into(),
+        recovery_recipient: RecoveryRecipient::to_field(recorded.recovery_recipient),
+        owner_public_key: PublicKey::to_field(recorded.owner),
     }
 }
 

@@ -29,6 +29,7 @@ pub mod names;
 #[cfg(any(test, feature = "operator"))]
 pub mod operator;
 pub mod owner;
+pub mod ownership;
 pub mod permissions;
 pub mod proofs;
 pub mod provider;

@@ -269,6 +269,17 @@ impl Operator {
         self.answer(management.delete_node(request)).await.map(drop)
     }
 
+    /// Replaces the owner and the recovery recipient.
+    pub async fn replace_owner(&self, replacement: v1::OwnerReplacement) -> Result<(), Status> {
+        let mut management = self.management();
+        let request = v1::ReplaceOwnerRequest {
+            replacement: Some(replacement),
+        };
+        self.answer(management.replace_owner(request))
+            .await
+            .map(drop)
+    }
+
     async fn answer<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,

@@ -123,6 +123,37 @@ impl OwnerFiles {
     }
 }
 
+/// The keys that replace those of an owner. The first-contact secret stays that of the cluster.
+#[derive(Clone, Debug)]
+pub struct NewKeys {
+    /// The owner key.
+    pub key: OwnerKey,
+    /// The recovery key.
+    pub recovery: RecoveryKey,
+}
+
+impl NewKeys {
+    /// Reads them from the files with the usual names in this folder; generates and writes those
+    /// that do not exist. So an attempt that was interrupted is continued with the same keys.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn create_or_read(folder: &Path) -> Result<Self, OwnerFileError> {
+        let (key, recovery) = (folder.join(KEY_FILE), folder.join(RECOVERY_KEY_FILE));
+        let exists = |error: &OwnerFileError| matches!(error, OwnerFileError::Exists { .. });
+        Ok(Self {
+            key: match create_key(&key) {
+                Err(error) if exists(&error) => read_key(&key)?,
+                created => created?,
+            },
+            recovery: match create_recovery_key(&recovery) {
+                Err(error) if exists(&error) => read_recovery_key(&recovery)?,
+                created => created?,
+            },
+        })
+    }
+}
+
 /// The public half of one of the owner's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublicHalf {
@@ -317,6 +348,20 @@ mod tests {
         );
         let names = fs::read_dir(folder.path()).expect("a folder").count();
         assert_eq!(names, 1, "nothing was written");
+    }
+
+    #[test]
+    fn new_keys_are_the_same_the_next_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = NewKeys::create_or_read(folder.path()).expect("made");
+        let again = NewKeys::create_or_read(folder.path()).expect("read");
+        assert_eq!(again.key.public(), first.key.public());
+        assert_eq!(again.recovery.recipient(), first.recovery.recipient());
+        // An interrupted attempt has made only one of them.
+        fs::remove_file(folder.path().join(RECOVERY_KEY_FILE)).expect("removed");
+        let completed = NewKeys::create_or_read(folder.path()).expect("completed");
+        assert_eq!(completed.key.public(), first.key.public());
+        assert_ne!(completed.recovery.recipient(), first.recovery.recipient());
     }
 
     #[test]

@@ -49,6 +49,7 @@ const USER: &[Permission] = &[
     Permission::DecommissionNode,
     Permission::DeleteNode,
     Permission::ConfigureCluster,
+    Permission::ReplaceOwner,
     Permission::ReadNodeLogs,
     Permission::NodePower,
     Permission::UseKubernetes,

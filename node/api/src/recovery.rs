@@ -44,7 +44,7 @@ type Kem = X25519HkdfSha256;
 const WRAPPED: &[u8] = b"hearth recovery v1\0";
 const CHALLENGE: &[u8] = b"hearth unlock challenge v1\0";
 const ANSWER: &[u8] = b"hearth unlock answer v1\0";
-const SETTINGS: &[u8] = b"hearth unlock settings v1\0";
+const SETTINGS: &[u8] = b"hearth unlock settings v2\0";
 
 /// Length of a wrapped key in bytes: encapsulated key, key and tag.
 pub const WRAPPED_LEN: usize = 32 + 32 + 16;
@@ -154,6 +154,9 @@ pub struct UnlockSettings {
     pub cold_start_policy: ColdStartPolicy,
     /// To which nodes wrap their cluster unlock keys.
     pub recovery_recipient: Option<RecoveryRecipient>,
+    /// Whose answers unlock a node. `None` if a former release has registered the node, and in the
+    /// answers of its curators.
+    pub owner: Option<PublicKey>,
 }
 
 impl UnlockSettings {
@@ -162,9 +165,13 @@ impl UnlockSettings {
     /// send.
     pub fn digest(&self) -> u64 {
         let recipient = self.recovery_recipient.as_ref();
+        let owner = self.owner.as_ref();
         let mut hashed = SETTINGS.to_vec();
         hashed.extend_from_slice(&i32::from(self.cold_start_policy).to_le_bytes());
+        let length: u32 = if recipient.is_some() { 32 } else { 0 };
+        hashed.extend_from_slice(&length.to_le_bytes());
         hashed.extend_from_slice(recipient.map_or(&[], |recipient| &recipient.0[..]));
+        hashed.extend_from_slice(owner.map_or(&[], |owner| &owner.as_bytes()[..]));
         let digest = ring::digest::digest(&ring::digest::SHA256, &hashed);
         let first = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
         u64::from_le_bytes(*first).max(1)

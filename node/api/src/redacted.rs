@@ -74,7 +74,8 @@ redacted_debug!(StoredNode {
 });
 
 redacted_debug!(StoredCluster {
-    shown: version, cluster_id, configuration, owner_public_key, recovery_recipient;
+    shown: version, cluster_id, configuration, owner_public_key, recovery_recipient,
+        owner_replacements;
     secret: first_contact_secret
 });
 
@@ -119,7 +120,7 @@ redacted_debug!(CommitNodeRequest {
 });
 
 redacted_debug!(Admitted {
-    shown: directory, cold_start_policy, recovery_recipient;
+    shown: directory, cold_start_policy, recovery_recipient, owner_public_key, owner_replacements;
     secret: cluster_unlock_key
 });
 

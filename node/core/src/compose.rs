@@ -100,6 +100,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (owners_key_writer, owners_key) = event::value();
     let (refusals_writer, refusals) = event::value();
     let (unlock_settings_writer, unlock_settings) = event::value();
+    let (recorded_writer, recorded) = event::value();
     let (disowned_writer, disowned) = event::value();
     let (enrolment_phase_writer, enrolment_phase) = event::value();
     let (connectivity_writer, connectivity) = event::value();
@@ -242,6 +243,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             member: member.clone(),
             view,
             cluster_state: cluster_state.clone(),
+            recorded: recorded.clone(),
         }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
@@ -251,6 +253,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             cluster_state,
             directory_saved,
             conditions,
+            recorded,
         }),
     });
     let rejoin = Arc::new(rejoin::Parts {
@@ -263,6 +266,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         member: member.clone(),
         refusals,
         unlock_settings,
+        recorded: recorded_writer,
         disowned: disowned_writer,
     });
     let data = DataPartition::new(System::new(esp::find), root.data.clone());

@@ -362,6 +362,33 @@ pub(crate) enum Owner {
         #[arg(long)]
         recovery_key_only: bool,
     },
+    /// Replace the owner key and the recovery key of a cluster
+    ///
+    /// Creates owner-key.pem and recovery-key, has the former owner key sign
+    /// that they replace its own and the former recovery key, and logs in with
+    /// the new owner key. Certificates of the former owner are rejected from
+    /// then on. Each running node records the new owner, and wraps its keys to
+    /// the new recovery key. A node that is off does so when it is back: until
+    /// then it opens with the former keys only, so keep them.
+    ///
+    /// Can be repeated with the same directory after an interruption.
+    Replace {
+        /// Existing directory for the new keys, not that of the present ones
+        folder: PathBuf,
+        /// Private key file of the present owner (PKCS #8, PEM)
+        #[arg(long, value_name = "FILE")]
+        owner_key: PathBuf,
+        /// First-contact secret file (64 hexadecimal digits), which stays the
+        /// same
+        #[arg(long, value_name = "FILE")]
+        first_contact_secret: PathBuf,
+        /// How long to wait until all nodes have recorded the new keys; 0 to
+        /// return at once
+        #[arg(long, default_value = "5m", value_parser = duration_or_zero, value_name = "TIME")]
+        wait: Duration,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Answer the challenge that a node shows on its console
     ///
     /// A node that waits to be unlocked, or whose TPM does not open its sealed

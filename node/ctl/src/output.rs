@@ -12,11 +12,14 @@ use serde::Serialize;
 
 mod consensus;
 mod log;
+mod ownership;
 mod settings;
 mod unlocking;
 
 pub(crate) use consensus::Consensus;
 pub(crate) use log::{LogLine, rfc3339};
+use ownership::Recorded;
+pub(crate) use ownership::{Replaced, follows};
 use settings::Configuration;
 pub(crate) use settings::Settings;
 pub(crate) use unlocking::{Answers, Unlocking};
@@ -50,6 +53,8 @@ pub(crate) struct Node {
     /// The node is being decommissioned.
     decommissioning: bool,
     joins: Vec<Join>,
+    /// Null if the node has not reported it yet.
+    recorded_settings: Option<Recorded>,
 }
 
 /// A boot of a node that its cluster has admitted.
@@ -178,6 +183,9 @@ impl From<&v1::Node> for Node {
                 .unwrap_or_default(),
             decommissioning: node.decommissioning,
             joins: node.joins.iter().map(Join::from).collect(),
+            recorded_settings: status
+                .and_then(|status| status.recorded_settings.as_ref())
+                .map(Recorded::from),
         }
     }
 }
@@ -252,6 +260,11 @@ impl Node {
             };
             text.push_str(&format!("{name:16}  {value}\n"));
         }
+        for (name, value) in self.recorded_settings.iter().flat_map(Recorded::rows) {
+            if !value.is_empty() {
+                text.push_str(&format!("{name:16}  {}\n", printable(&value)));
+            }
+        }
         for (index, join) in self.joins.iter().enumerate() {
             let name = if index == 0 { "joins" } else { "" };
             text.push_str(&format!("{name:16}  {}\n", printable(&join.text())));
@@ -324,6 +337,10 @@ pub(crate) struct Cluster {
     configuration: Configuration,
     /// The version of the configuration.
     configuration_version: u64,
+    /// Null if the curator's image is older than this field.
+    owner_public_key: Option<String>,
+    /// Null if the cluster has none.
+    recovery_recipient: Option<String>,
     directory: Vec<Member>,
 }
 
@@ -348,6 +365,8 @@ impl From<&v1::GetClusterInfoResponse> for Cluster {
             ca_certificate: to_pem(&info.ca_certificate),
             configuration: Configuration::from(&info.configuration.clone().unwrap_or_default()),
             configuration_version: info.configuration_version,
+            owner_public_key: present(&hex::encode(&info.owner_public_key)),
+            recovery_recipient: present(&hex::encode(&info.recovery_recipient)),
             directory: members.unwrap_or_default().iter().map(member).collect(),
         }
     }
@@ -368,13 +387,18 @@ fn member(node: &v1::cluster_directory::Node) -> Member {
 impl Cluster {
     /// As text for people.
     pub(crate) fn text(&self) -> String {
+        let none = || "-".to_owned();
         let mut text = format!(
-            "cluster           {}\n\
-             version           {}\n\
+            "cluster             {}\n\
+             version             {}\n\
+             owner public key    {}\n\
+             recovery recipient  {}\n\
              \n\
              {}\n",
             self.cluster_id,
             printable(&self.version),
+            self.owner_public_key.clone().unwrap_or_else(none),
+            self.recovery_recipient.clone().unwrap_or_else(none),
             self.configuration.table(),
         );
         let mut table = Table::new(&["CONTROL PLANE", "ADDRESSES"]);

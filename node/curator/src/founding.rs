@@ -84,6 +84,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         owner_public_key: data.seed.owner.as_bytes().to_vec(),
         first_contact_secret: data.seed.first_contact_secret.expose().to_vec(),
         recovery_recipient: RecoveryRecipient::to_field(data.seed.recovery_recipient),
+        owner_replacements: Vec::new(),
     };
     let mut node = StoredNode {
         version: state::VERSION,

@@ -33,7 +33,7 @@ use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
     ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles, NodeState, NodeStatus,
-    StorageSecurity, TpmUsage,
+    OwnerReplacement, StorageSecurity, TpmUsage,
 };
 use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -466,6 +466,8 @@ pub struct ClusterRecord {
     pub first_contact_secret: FirstContactSecret,
     /// To which nodes wrap their cluster unlock keys.
     pub recovery_recipient: Option<RecoveryRecipient>,
+    /// All replacements of the owner so far, in order.
+    pub owner_replacements: Vec<OwnerReplacement>,
 }
 
 impl ClusterRecord {
@@ -483,6 +485,7 @@ impl ClusterRecord {
             owner: PublicKey::try_from(&stored.owner_public_key[..])
                 .map_err(|e| wrong(format!("owner: {e}")))?,
             first_contact_secret: secret.map_err(|e| wrong(e.to_string()))?,
+            owner_replacements: stored.owner_replacements,
         })
     }
 }
@@ -493,6 +496,7 @@ impl ClusterRecord {
         UnlockSettings {
             cold_start_policy: self.configuration.cold_start_policy(),
             recovery_recipient: self.recovery_recipient,
+            owner: Some(self.owner),
         }
     }
 }

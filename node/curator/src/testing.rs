@@ -213,7 +213,11 @@ impl World {
     }
 
     pub async fn owner(&self) -> UserCredentials {
-        let key = SigningKey::from_seed(*self.owner_key.expose_seed());
+        self.owner_with(&self.owner_key).await
+    }
+
+    pub async fn owner_with(&self, key: &OwnerKey) -> UserCredentials {
+        let key = SigningKey::from_seed(*key.expose_seed());
         let authority = self.authority().await;
         UserCredentials {
             certificate: authority

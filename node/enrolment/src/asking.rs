@@ -28,10 +28,11 @@ use hearth_api::v1::{
     NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
     join_node_response,
 };
-use hearth_api::{chain, pushback};
+use hearth_api::{chain, ownership, pushback};
 use hearth_host::directory;
 use rustls_pki_types::CertificateDer;
 use tonic::{Code, Status};
+use zeroize::Zeroizing;
 
 use super::machine::{AnsweredRegistration, Approval, Committed, Reply};
 use super::sealed::{Answer, Member, Registering};
@@ -147,7 +148,8 @@ pub enum Joined {
         key: ClusterUnlockKey,
         /// Addresses of curators, if any are named.
         directory: Option<Arc<ClusterDirectory>>,
-        /// The cluster's present settings; `None` if the curator has not told them.
+        /// The cluster's present settings, as far as this node may follow them; `None` if the curator
+        /// has not told them.
         settings: Option<UnlockSettings>,
     },
     /// The node was removed; the CA's order is verified.
@@ -236,14 +238,17 @@ impl CuratorCaller {
             .await
             .map_err(AskError::status(CALL))?;
         match answer.into_inner().answer {
-            Some(join_node_response::Answer::Admitted(admitted)) => Ok(Joined::Admitted {
-                key: admitted.cluster_unlock_key[..]
-                    .try_into()
-                    .map_err(|error| AskError::answer(CALL, "cluster_unlock_key", error))?,
-                settings: unlock_settings(&admitted)
-                    .map_err(|(field, why)| AskError::answer(CALL, field, why))?,
-                directory: named(admitted.directory),
-            }),
+            Some(join_node_response::Answer::Admitted(mut admitted)) => {
+                let key = Zeroizing::new(std::mem::take(&mut admitted.cluster_unlock_key));
+                Ok(Joined::Admitted {
+                    key: key[..]
+                        .try_into()
+                        .map_err(|error| AskError::answer(CALL, "cluster_unlock_key", error))?,
+                    settings: unlock_settings(member, &admitted)
+                        .map_err(|(field, why)| AskError::answer(CALL, field, why))?,
+                    directory: named(admitted.directory),
+                })
+            }
             Some(join_node_response::Answer::Disowned(order)) => {
                 let ca = ClusterCa::parse(&member.cluster_ca).map_err(AskError::Ca)?;
                 let (cluster, node) = (identity.cluster_id, identity.node_id);
@@ -315,13 +320,8 @@ impl CuratorCaller {
         {
             return Err(wrong("node_certificate", "issued for another node or key"));
         }
-        let owner = match &response.owner_public_key[..] {
-            [] => None,
-            bytes => {
-                let key = PublicKey::try_from(bytes);
-                Some(key.map_err(|error| wrong("owner_public_key", error))?)
-            }
-        };
+        let owner = PublicKey::from_field(&response.owner_public_key)
+            .map_err(|error| wrong("owner_public_key", error))?;
         let recipient = recipient(&response.recovery_recipient)?;
         let recovery = registering.recovery(entering.answer(), recipient);
         Ok(Committed {
@@ -351,18 +351,42 @@ fn recipient(bytes: &[u8]) -> Result<Option<RecoveryRecipient>, Wrong> {
     RecoveryRecipient::from_field(bytes).map_err(|error| wrong("recovery_recipient", error))
 }
 
-/// A curator of a release before the settings could change does not tell them.
+/// The settings that the member has to record. A curator of a release before the settings could
+/// change does not tell them.
 fn unlock_settings(
+    member: &Member,
     admitted: &join_node_response::Admitted,
 ) -> Result<Option<UnlockSettings>, Wrong> {
-    match ColdStartPolicy::try_from(admitted.cold_start_policy) {
-        Err(_) => Err(wrong("cold_start_policy", "unknown value")),
-        Ok(ColdStartPolicy::Unspecified) => Ok(None),
-        Ok(cold_start_policy) => Ok(Some(UnlockSettings {
+    let cold_start_policy = match ColdStartPolicy::try_from(admitted.cold_start_policy) {
+        Err(_) => return Err(wrong("cold_start_policy", "unknown value")),
+        Ok(ColdStartPolicy::Unspecified) => return Ok(None),
+        Ok(policy) => policy,
+    };
+    let Some(known) = member.owner else {
+        // A former release has registered the node and has not told it who the owner is.
+        let owner = PublicKey::from_field(&admitted.owner_public_key);
+        return Ok(Some(UnlockSettings {
             cold_start_policy,
             recovery_recipient: recipient(&admitted.recovery_recipient)?,
-        })),
-    }
+            owner: owner.map_err(|error| wrong("owner_public_key", error))?,
+        }));
+    };
+    let cluster = member.identity.cluster_id;
+    let replacement = ownership::follow(cluster, known, &admitted.owner_replacements);
+    let settings = UnlockSettings {
+        cold_start_policy,
+        ..member.unlock_settings()
+    };
+    Ok(Some(
+        match replacement.map_err(|error| wrong("owner_replacements", error))? {
+            None => settings,
+            Some(replacement) => UnlockSettings {
+                recovery_recipient: Some(replacement.recovery_recipient),
+                owner: Some(replacement.owner),
+                ..settings
+            },
+        },
+    ))
 }
 
 /// The directory, if it has at least one address.

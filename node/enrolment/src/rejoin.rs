@@ -7,16 +7,18 @@
 //!
 //! The answer tells who unlocks the node when no curator is running, and has the key that the node wraps or keeps for
 //! that. So JoinNode is also called when the curators have other settings than the sealed configuration
-//! (`UnlockSettingsDigest`), which is then saved anew.
+//! (`UnlockSettingsDigest`), which is then saved anew. What is recorded is reported to the curators, and tells other
+//! workers who the owner is.
 //!
-//! Reads `MemberData`, `Refusals`, `UnlockSettingsDigest` and the directory on the ESP. Writes `Disowned`, after the keys
-//! are wiped; the control plane then stops etcd and wipes the rest.
+//! Reads `MemberData`, `Refusals`, `UnlockSettingsDigest` and the directory on the ESP. Writes `UnlockSettings`, and
+//! `Disowned`, after the keys are wiped; the control plane then stops etcd and wipes the rest.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::console::Report;
-use hearth_api::v1::ClusterDirectory;
+use hearth_api::recovery::UnlockSettings;
+use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
 use hearth_host::directory::DirectoryStore;
@@ -52,6 +54,9 @@ pub struct Parts {
     pub refusals: event::Value<Refusals>,
     /// Read: the cluster's settings for unlocking, as its curators have them.
     pub unlock_settings: event::Value<UnlockSettingsDigest>,
+    /// Written: the settings that the sealed configuration has. None of them after the node was
+    /// removed.
+    pub recorded: event::Writer<UnlockSettings>,
     /// Written: after the keys are wiped.
     pub disowned: event::Writer<Disowned>,
 }
@@ -103,10 +108,18 @@ impl Parts {
         ctx.healthy();
         let mut member = match self.load().await? {
             // An earlier run was interrupted.
-            Sealed::Disowned(disowned) => return self.disown(disowned).await,
+            Sealed::Disowned(disowned) => {
+                self.recorded.set(UnlockSettings {
+                    cold_start_policy: ColdStartPolicy::Unspecified,
+                    recovery_recipient: None,
+                    owner: None,
+                });
+                return self.disown(disowned).await;
+            }
             Sealed::Member(member) => member,
             other => return Err(RejoinError::NoMember(other.phase()).into()),
         };
+        self.recorded.set(member.reported_settings());
         let mut refusals = self.refusals.watch();
         let mut settings = self.unlock_settings.watch();
         loop {
@@ -181,12 +194,14 @@ impl Parts {
     async fn record(&self, member: Arc<Member>) -> Result<Arc<Member>, Failure> {
         let (store, sealed) = (self.sealed.clone(), Sealed::Member(member.clone()));
         tokio::task::spawn_blocking(move || store.save(&sealed)).await??;
-        let settings = member.unlock_settings();
+        let settings = member.reported_settings();
         tracing::info!(
+            cold_start_policy = settings.cold_start_policy.as_str_name(),
             recovery_recipient = ?settings.recovery_recipient,
-            "recorded the cold-start policy {}",
-            settings.cold_start_policy.as_str_name()
+            owner = ?settings.owner,
+            "recorded new settings of the cluster"
         );
+        self.recorded.set(settings);
         Ok(member)
     }
 

@@ -3,14 +3,15 @@
 use std::fs;
 
 use anyhow::{Context, ensure};
-use hearth_api::identity::OwnerKey;
-use hearth_api::recovery::RecoveryKey;
+use hearth_api::identity::ClusterId;
+use hearth_api::ownership::Replacement;
 use hearth_api::recovery::console::{BEGIN, ConsoleChallenge};
 use hearth_api::unlock::{Keys, UnlockError};
-use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
+use hearth_api::v1::{self, StorageSecurity, StorageSecurityPolicy};
+use hearth_lab::Owner;
 use hearth_lab::record::Storage;
 use hearth_tests::node::{Node, Running};
-use hearth_tests::{Outcome, TestCtx, here};
+use hearth_tests::{Operator, Outcome, TestCtx, here};
 
 /// The slots of the sealed configuration on the ESP.
 pub(crate) const SEALED: [&str; 2] = [
@@ -39,8 +40,39 @@ async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
         .storage_security())
 }
 
-/// An encrypted node founds its cluster. After a power cut no node can unlock it: it waits for its owner, who needs both
-/// keys.
+/// Replaces the owner of the cluster that this node has founded, and waits until the node has recorded the new one.
+async fn replace_owner(vm: &Running, former: &Owner) -> anyhow::Result<Owner> {
+    let operator = vm.owned().await?;
+    let cluster = ClusterId::try_from(&operator.info().await?.cluster_id[..])?;
+    let new = Owner {
+        secret: former.secret.clone(),
+        ..Owner::generate()
+    };
+    let keys = new.keys().context("no recovery key")?;
+    let recipient = keys.recovery.recipient();
+    let replacement = Replacement::sign(cluster, &former.key, &new.key, recipient);
+    operator.once().replace_owner(replacement).await?;
+    ensure!(
+        operator.once().info().await.is_err(),
+        "the former owner is admitted"
+    );
+    let operator = Operator::take_ownership(&new, vm.curator()?).await?;
+    let recorded = |node: &v1::Node| {
+        let settings = node
+            .status
+            .as_ref()
+            .and_then(|status| status.recorded_settings.as_ref());
+        settings.is_some_and(|settings| {
+            settings.owner_public_key == new.key.public().as_bytes()
+                && settings.recovery_recipient == recipient.as_bytes()
+        })
+    };
+    operator.one_healthy_node_that(recorded).await?;
+    Ok(new)
+}
+
+/// An encrypted node founds its cluster, and its owner is replaced. After a power cut no node can unlock it: it waits for
+/// its owner, who needs both keys, the new ones.
 #[tokio::test]
 async fn an_encrypted_node_is_unlocked_by_its_owner_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -50,32 +82,29 @@ async fn an_encrypted_node_is_unlocked_by_its_owner_after_a_power_cut() -> Outco
     vm.home().await?;
     let listed = vm.owned().await?.one_healthy_node().await?;
     ensure!(listed.storage_security() == StorageSecurity::Encrypted);
+    let former = node.owner.keys().context("no recovery key")?;
+    node.owner = replace_owner(&vm, &node.owner).await?;
     vm.cut().await?;
 
     node.parameters = None;
     let vm = node.power_on().await?;
     vm.waiting().await?;
     let keys = node.owner.keys().context("no recovery key")?;
-    let of_nobody = Keys {
-        recovery: RecoveryKey::generate(),
+    let recovery_key_only = Keys {
+        owner: former.owner.clone(),
         ..keys.clone()
     };
-    let outcome = vm.unlock(&of_nobody).await?;
-    let failure = outcome.failures().next();
-    ensure!(
-        matches!(failure, Some((_, UnlockError::RecoveryKey(_)))),
-        "another recovery key: {outcome:?}"
-    );
-    let of_a_thief = Keys {
-        owner: OwnerKey::generate(),
-        ..keys.clone()
-    };
-    let outcome = vm.unlock(&of_a_thief).await?;
-    let failure = outcome.failures().next();
-    ensure!(
-        matches!(failure, Some((_, UnlockError::OwnerKey { .. }))),
-        "another owner key: {outcome:?}"
-    );
+    for (wrong, outcome) in [
+        ("the former keys", vm.unlock(&former).await?),
+        ("the former owner key", vm.unlock(&recovery_key_only).await?),
+    ] {
+        let is_expected = match outcome.failures().next() {
+            Some((_, UnlockError::RecoveryKey(_))) => wrong == "the former keys",
+            Some((_, UnlockError::OwnerKey { .. })) => wrong == "the former owner key",
+            _ => false,
+        };
+        ensure!(is_expected, "{wrong}: {outcome:?}");
+    }
 
     let outcome = vm.unlock(&keys).await?;
     ensure!(outcome.quorum.is_reached(), "{outcome:?}");

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::recovery::UnlockSettings;
 use hearth_api::testing::TestCluster;
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::cluster_directory::{Address, Node};
-use hearth_api::v1::{ClusterDirectory, NodeAddress, NodeState};
+use hearth_api::v1::{ClusterDirectory, ColdStartPolicy, NodeAddress, NodeState};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::{LogTree, Options};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, within_timeout};
@@ -179,6 +180,11 @@ impl Machine {
             member: fixed(member),
             view,
             cluster_state,
+            recorded: fixed(UnlockSettings {
+                cold_start_policy: ColdStartPolicy::Unspecified,
+                recovery_recipient: None,
+                owner: None,
+            }),
         });
         let server = TestSupervisor::run(move |ctx| nodemgmt::run(ctx, server.clone()));
         let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));

@@ -2,14 +2,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
-use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::identity::{NodeCredentials, NodeId, UserCredentials};
+use hearth_api::recovery::UnlockSettings;
 use hearth_api::testing::TestCluster;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_local_client::NodeLocalClient;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
-    ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse, LogSeverity, NodeRoles, NodeState,
-    PowerOffRequest, RebootRequest,
+    ColdStartPolicy, ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse, LogSeverity,
+    NodeRoles, NodeState, PowerOffRequest, RebootRequest,
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
@@ -30,6 +31,7 @@ struct Managed {
     log: LogTree,
     power: Power,
     view: Writer<Arc<View>>,
+    recorded: Writer<UnlockSettings>,
     state: cluster_state::Writer,
 }
 
@@ -43,6 +45,12 @@ async fn managed() -> Managed {
     let log = LogTree::new(Options::default());
     let power = Power::default();
     let (view_writer, view) = event::value();
+    let (recorded_writer, recorded) = event::value();
+    recorded_writer.set(UnlockSettings {
+        cold_start_policy: ColdStartPolicy::Owner,
+        recovery_recipient: None,
+        owner: None,
+    });
     let (state_writer, cluster_state) = cluster_state::new();
     state_writer.set(State::Home).unwrap();
     let (book, _) = AddressBook::new(wall_clock());
@@ -60,6 +68,7 @@ async fn managed() -> Managed {
         }),
         view,
         cluster_state,
+        recorded,
     });
     let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
     worker.is_healthy().await;
@@ -70,6 +79,7 @@ async fn managed() -> Managed {
         log,
         power,
         view: view_writer,
+        recorded: recorded_writer,
         state: state_writer,
     }
 }
@@ -85,8 +95,11 @@ impl Managed {
     }
 
     fn as_user(&self, name: &str) -> NodeManagementClient<Channel> {
-        let user = self.cluster.user(name);
-        let trust = tls::user_client_config(&user, ExpectedServer::AnyNode, wall_clock());
+        self.with(&self.cluster.user(name))
+    }
+
+    fn with(&self, user: &UserCredentials) -> NodeManagementClient<Channel> {
+        let trust = tls::user_client_config(user, ExpectedServer::AnyNode, wall_clock());
         NodeManagementClient::new(self.channel(trust.unwrap()))
     }
 
@@ -216,6 +229,41 @@ async fn there_are_so_many_readers_and_no_more() {
         async move { owner.get_logs(request).await }
     })
     .await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_former_owner_is_refused_as_soon_as_the_node_knows_another_one() {
+    let test = managed().await;
+    let (former, present) = (test.cluster.user("owner"), test.cluster.user("owner"));
+    let becomes_owner = |owner: &UserCredentials| {
+        test.recorded.set(UnlockSettings {
+            cold_start_policy: ColdStartPolicy::Owner,
+            recovery_recipient: None,
+            owner: Some(owner.key.public()),
+        });
+    };
+    let request = GetLogsRequest {
+        follow: true,
+        ..GetLogsRequest::default()
+    };
+    becomes_owner(&former);
+    let answer = test.with(&former).get_logs(request.clone()).await;
+    let mut open = answer.unwrap().into_inner();
+    let refused = test.with(&present).get_logs(request.clone()).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let key = former.key.public().to_string();
+    assert!(refused.message().contains(&key), "{refused}");
+
+    becomes_owner(&present);
+    within_timeout("the end of the stream", async {
+        while let Ok(Some(_)) = open.message().await {}
+    })
+    .await;
+    let refused = test.with(&former).get_logs(request.clone()).await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    test.with(&present).get_logs(request).await.unwrap();
     test.worker.stop().await;
 }
 

@@ -1,8 +1,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hearth_api::recovery::{RecoveryKey, UnlockSettings};
 use hearth_api::testing::{Script, TestCurator};
-use hearth_api::v1::{self, NodeCondition, NodeStatus};
+use hearth_api::v1::{self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings};
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 use hearth_host::boot_record::boot_id;
@@ -22,10 +23,30 @@ struct Pushing {
     state: cluster_state::Writer,
     directory_saved: Writer<IpAddr>,
     conditions: Writer<Vec<NodeCondition>>,
+    recorded: Writer<UnlockSettings>,
 }
 
 fn ip(last: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, last])
+}
+
+/// What the node has recorded.
+fn settings(cold_start_policy: ColdStartPolicy) -> UnlockSettings {
+    UnlockSettings {
+        cold_start_policy,
+        recovery_recipient: Some(RecoveryKey::from_bytes([1; 32]).recipient()),
+        owner: None,
+    }
+}
+
+/// The same, as it is reported.
+fn reported(cold_start_policy: ColdStartPolicy) -> Option<RecordedSettings> {
+    let recipient = RecoveryKey::from_bytes([1; 32]).recipient();
+    Some(RecordedSettings {
+        cold_start_policy: cold_start_policy.into(),
+        recovery_recipient: recipient.as_bytes().to_vec(),
+        owner_public_key: Vec::new(),
+    })
 }
 
 /// The node's n-th address.
@@ -52,6 +73,8 @@ async fn pushing() -> Pushing {
     let (control_plane_writer, control_plane) = event::value();
     let (directory_writer, directory_saved) = event::value();
     let (conditions_writer, conditions) = event::value();
+    let (recorded_writer, recorded) = event::value();
+    recorded_writer.set(settings(ColdStartPolicy::Owner));
     let (state_writer, cluster_state) = cluster_state::new();
     connection_writer.set(fake.connection());
     own_writer.set(located(1));
@@ -68,6 +91,7 @@ async fn pushing() -> Pushing {
         cluster_state,
         directory_saved,
         conditions,
+        recorded,
     });
     Pushing {
         fake,
@@ -78,6 +102,7 @@ async fn pushing() -> Pushing {
         state: state_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
+        recorded: recorded_writer,
     }
 }
 
@@ -110,8 +135,12 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         consensus: None,
         address_counter: 1,
         conditions: Vec::new(),
+        recorded_settings: reported(ColdStartPolicy::Owner),
     };
     assert_eq!(status, wanted);
+    test.recorded.set(settings(ColdStartPolicy::None));
+    let status = report(&test.fake.curator, 2).await;
+    assert_eq!(status.recorded_settings, reported(ColdStartPolicy::None));
     test.worker.is_healthy().await;
     test.worker.is_fine();
     test.worker.stop().await;

@@ -45,6 +45,22 @@ impl PublicKey {
         &self.0
     }
 
+    /// As a field of a message, where no key is an empty field.
+    pub fn to_field(key: Option<Self>) -> Vec<u8> {
+        key.map(|key| key.0.to_vec()).unwrap_or_default()
+    }
+
+    /// From such a field.
+    ///
+    /// # Errors
+    /// If the field is neither empty nor a key.
+    pub fn from_field(bytes: &[u8]) -> Result<Option<Self>, KeyError> {
+        match bytes {
+            [] => Ok(None),
+            bytes => Self::try_from(bytes).map(Some),
+        }
+    }
+
     /// Verifies a signature (64 bytes) of `message`.
     pub fn verify(&self, message: &[u8], signature: &[u8]) -> Result<(), BadSignature> {
         ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, &self.0)

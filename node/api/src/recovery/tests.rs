@@ -163,13 +163,22 @@ fn the_digest_of_the_settings_differs_when_they_do() {
         Some(RecoveryKey::from_bytes([1; 32]).recipient()),
         Some(RecoveryKey::from_bytes([2; 32]).recipient()),
     ];
+    let owners = [
+        None,
+        Some(OwnerKey::from_seed([1; 32]).public()),
+        Some(OwnerKey::from_seed([2; 32]).public()),
+    ];
     let mut seen = Vec::new();
     for policy in 0..4 {
         let cold_start_policy = ColdStartPolicy::try_from(policy).expect("a policy");
-        for recovery_recipient in recipients {
+        for (recovery_recipient, owner) in recipients
+            .iter()
+            .flat_map(|one| owners.map(|other| (*one, other)))
+        {
             let settings = UnlockSettings {
                 cold_start_policy,
                 recovery_recipient,
+                owner,
             };
             assert_eq!(settings.digest(), settings.digest());
             assert!(settings.digest() != 0 && !seen.contains(&settings.digest()));
@@ -177,7 +186,7 @@ fn the_digest_of_the_settings_differs_when_they_do() {
         }
     }
     // Nodes and curators of different releases compare it.
-    assert_eq!(seen[0], 0xc91c_903a_67eb_b211);
+    assert_eq!(seen[0], 0xdfbb_1ca4_d8a8_e2e2);
 }
 
 proptest! {

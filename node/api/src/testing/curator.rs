@@ -32,7 +32,7 @@ use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
     GetCurrentLeaderRequest, GetCurrentLeaderResponse, HeartbeatRequest, LogEntry, Node,
-    NodeStatus, WatchEvent,
+    NodeStatus, OwnerReplacement, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -60,7 +60,7 @@ pub struct Script {
     pub first_contact_secret: Option<FirstContactSecret>,
     /// For `GetCACertificate`, instead of the true answer: a man in the middle.
     pub relayed_ca: Option<(Vec<u8>, FirstContactSecret)>,
-    /// For `Escrow`. `None`: it returns an error.
+    /// For `Escrow`, `JoinNode`, `Heartbeat` and `GetClusterInfo`. `None`: `Escrow` returns an error.
     pub owner: Option<PublicKey>,
     /// For `Heartbeat`.
     pub heartbeats: Heartbeats,
@@ -72,8 +72,10 @@ pub struct Script {
     pub ask_again: Option<Duration>,
     /// For `JoinNode`, which admits every caller. `None`: it returns an error.
     pub unlock_key: Option<ClusterUnlockKey>,
-    /// For `JoinNode` and `Heartbeat`.
+    /// For `JoinNode`, `Heartbeat` and `GetClusterInfo`.
     pub recovery_recipient: Option<RecoveryRecipient>,
+    /// For `JoinNode`; `ReplaceOwner` adds one.
+    pub owner_replacements: Vec<OwnerReplacement>,
 }
 
 impl Default for Script {
@@ -99,16 +101,25 @@ impl Default for Script {
             ask_again: None,
             unlock_key: None,
             recovery_recipient: None,
+            owner_replacements: Vec::new(),
         }
     }
 }
 
 impl Script {
+    pub(super) fn replace_owner(&mut self, replacement: OwnerReplacement) {
+        let recipient = RecoveryRecipient::from_field(&replacement.recovery_recipient);
+        self.recovery_recipient = recipient.expect("a recipient");
+        self.owner = PublicKey::try_from(&replacement.owner_public_key[..]).ok();
+        self.owner_replacements.push(replacement);
+    }
+
     /// What `JoinNode` returns.
     pub fn unlock_settings(&self) -> UnlockSettings {
         UnlockSettings {
             cold_start_policy: self.configuration.cold_start_policy(),
             recovery_recipient: self.recovery_recipient,
+            owner: self.owner,
         }
     }
 }
@@ -264,6 +275,12 @@ impl TestCurator {
         let policy = settings.cold_start_policy;
         script.configuration.set_cold_start_policy(policy);
         script.recovery_recipient = settings.recovery_recipient;
+        script.owner = settings.owner;
+    }
+
+    /// Replaces owner and recovery recipient.
+    pub fn replace_owner(&self, replacement: OwnerReplacement) {
+        self.answers.script().replace_owner(replacement);
     }
 
     /// When callers of `JoinNode` have to ask again; `None`: they need not.

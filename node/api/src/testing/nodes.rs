@@ -7,6 +7,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers, Heartbeats};
+use crate::identity::PublicKey;
 use crate::pushback;
 use crate::recovery::RecoveryRecipient;
 use crate::server::Caller;
@@ -147,6 +148,8 @@ impl Curator for Answering {
             cluster_unlock_key: key.expose().to_vec(),
             cold_start_policy: settings.cold_start_policy.into(),
             recovery_recipient: RecoveryRecipient::to_field(settings.recovery_recipient),
+            owner_public_key: PublicKey::to_field(settings.owner),
+            owner_replacements: script.owner_replacements.clone(),
             directory: None,
         };
         Ok(Response::new(JoinNodeResponse {

@@ -5,6 +5,8 @@ use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers};
 use crate::identity::PublicKey;
+use crate::ownership::Replacement;
+use crate::recovery::RecoveryRecipient;
 use crate::settings;
 use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
@@ -15,8 +17,8 @@ use crate::v1::{
     GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
     GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse, Node, NodeRoles,
     NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
-    UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
-    UpdateNodeRolesResponse, node_roles, node_selector,
+    ReplaceOwnerRequest, ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles, node_selector,
 };
 
 impl Answering {
@@ -52,6 +54,8 @@ impl Management for Answering {
             directory: Some(script.directory.clone()),
             version: "1.2.3-test".to_owned(),
             configuration_version: script.configuration_version,
+            owner_public_key: PublicKey::to_field(script.owner),
+            recovery_recipient: RecoveryRecipient::to_field(script.recovery_recipient),
         }))
     }
 
@@ -247,6 +251,18 @@ impl Management for Answering {
             configuration: Some(script.configuration.clone()),
             version: script.configuration_version,
         }))
+    }
+
+    async fn replace_owner(
+        &self,
+        request: Request<ReplaceOwnerRequest>,
+    ) -> Result<Response<ReplaceOwnerResponse>, Status> {
+        self.called("ReplaceOwner");
+        let replacement = request.into_inner().replacement.unwrap_or_default();
+        Replacement::verify(self.cluster.id, &replacement)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.script().replace_owner(replacement);
+        Ok(Response::new(ReplaceOwnerResponse {}))
     }
 }
 

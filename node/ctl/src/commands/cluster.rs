@@ -121,7 +121,8 @@ async fn take_ownership(
     ))
 }
 
-fn not_owned(error: OwnershipError) -> Failure {
+/// A login that failed.
+pub(super) fn not_owned(error: OwnershipError) -> Failure {
     match error {
         OwnershipError::NoCurator => {
             Failure::new(Kind::Local, "connect to the cluster").because(error)

@@ -25,7 +25,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
         Command::Node(command) => node::run(&global, command).await,
         Command::Etcd(command) => etcd::run(&global, command).await,
         Command::Kubernetes(command) => kubernetes::run(&global, command).await,
-        Command::Owner(command) => owner::run(command),
+        Command::Owner(command) => owner::run(&global, command).await,
         Command::Context(command) => context::run(&global, command),
         Command::Version => print(&format!("hearthctl {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => {

@@ -1,4 +1,6 @@
-//! `hearthctl owner`: creates the keys and the secret of an owner.
+//! `hearthctl owner`: creates and replaces the keys of an owner, and uses them without a cluster.
+
+mod replace;
 
 use std::fs;
 use std::io::{self, BufRead, IsTerminal};
@@ -8,10 +10,10 @@ use hearth_api::owner::{self, OwnerFileError, OwnerFiles, RECOVERY_KEY_FILE};
 use hearth_api::recovery::console::{BEGIN, ConsoleChallenge, END};
 
 use super::print;
-use crate::args::Owner;
+use crate::args::{Global, Owner};
 use crate::failure::{Failure, Kind};
 
-pub(super) fn run(command: Owner) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> {
     match command {
         Owner::Init {
             folder,
@@ -28,6 +30,22 @@ pub(super) fn run(command: Owner) -> Result<(), Failure> {
             let key = owner::create_recovery_key(&folder.join(RECOVERY_KEY_FILE));
             let key = key.map_err(failed("create a recovery key"))?;
             print(&format!("recovery recipient: {}\n", key.recipient()))
+        }
+        Owner::Replace {
+            folder,
+            owner_key,
+            first_contact_secret,
+            wait,
+            output,
+        } => {
+            let request = replace::Request {
+                folder: &folder,
+                owner_key: &owner_key,
+                first_contact_secret: &first_contact_secret,
+                wait,
+                form: output.form,
+            };
+            replace::run(global, request).await
         }
         Owner::Answer {
             recovery_key,

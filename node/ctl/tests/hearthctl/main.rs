@@ -3,6 +3,7 @@
 
 mod etcd;
 mod kubernetes;
+mod ownership;
 mod reference;
 mod settings;
 mod unlock;
@@ -222,6 +223,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
                 "address": "192.0.2.1",
                 "boot_id": "boot",
             }],
+            "recorded_settings": null,
         }])
     );
     assert_eq!(

@@ -28,6 +28,7 @@ pub mod join;
 pub mod kubernetes;
 pub mod labelling;
 pub mod networking;
+pub mod ownership;
 pub mod registration;
 pub mod rejection;
 pub mod removal;

@@ -51,10 +51,17 @@ pub enum Rejection {
     },
     /// The cold-start policy OWNER needs a recovery recipient, which this cluster does not have.
     #[error(
-        "cold_start_policy: expected TPM or NONE, got OWNER: this cluster has no recovery recipient, \
-         which is given when a cluster is created (`hearthctl owner init` makes a recovery key)"
+        "cold_start_policy: expected TPM or NONE, got OWNER: this cluster has no recovery recipient: \
+         `hearthctl owner replace` gives it one"
     )]
     NoRecoveryRecipient,
+    /// A replacement of the owner is malformed or wrongly signed; the message is that of the
+    /// validation.
+    #[error("{0}")]
+    Replacement(String),
+    /// The owner has been replaced too often.
+    #[error("the owner of this cluster has been replaced {0} times, the maximum")]
+    TooManyReplacements(usize),
     /// The configuration has changed since the caller read it.
     #[error(
         "version: expected {current}, got {found}: the configuration has changed since: read it \
@@ -263,7 +270,9 @@ impl Rejection {
     /// The gRPC status code of this rejection.
     pub fn code(&self) -> Code {
         match self {
-            Self::Field { .. } | Self::Labels(_) | Self::Setting(_) => Code::InvalidArgument,
+            Self::Field { .. } | Self::Labels(_) | Self::Setting(_) | Self::Replacement(_) => {
+                Code::InvalidArgument
+            }
             Self::ConfigurationChanged { .. } => Code::Aborted,
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied
@@ -280,6 +289,7 @@ impl Rejection {
             }
             Self::FixedSetting { .. }
             | Self::NoRecoveryRecipient
+            | Self::TooManyReplacements(_)
             | Self::OtherJoinKey(_)
             | Self::NoTpm
             | Self::NotApproved(_)

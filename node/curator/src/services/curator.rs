@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use hearth_api::identity::NodeId;
+use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::names::LONGEST_CONDITION;
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::curator_server::Curator;
 use hearth_api::v1::{
-    ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
-    GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
-    IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeCondition, NodeStatus,
-    RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
-    UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-    WatchEvent, WatchRequest,
+    ClusterState, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse,
+    GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse,
+    IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse,
+    NodeCondition, NodeStatus, RecordedSettings, RegisterNodeRequest, RegisterNodeResponse,
+    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
+    UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use tonic::{Request, Response, Status, Streaming};
@@ -319,10 +320,30 @@ fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
         ));
     }
     check_conditions(&status.conditions)?;
+    check_recorded(status.recorded_settings.as_ref())?;
     Ok(NodeStatus {
         external_address: address.to_string(),
         ..status
     })
+}
+
+/// Validates what a node has recorded, which is shown to operators.
+fn check_recorded(recorded: Option<&RecordedSettings>) -> Result<(), Status> {
+    let Some(recorded) = recorded else {
+        return Ok(());
+    };
+    let wrong = |field: &str, why: String| {
+        Status::invalid_argument(format!("status.recorded_settings.{field}: {why}"))
+    };
+    if ColdStartPolicy::try_from(recorded.cold_start_policy).is_err() {
+        let why = "expected a policy that this curator knows";
+        return Err(wrong("cold_start_policy", why.to_owned()));
+    }
+    PublicKey::from_field(&recorded.owner_public_key)
+        .map_err(|error| wrong("owner_public_key", error.to_string()))?;
+    RecoveryRecipient::from_field(&recorded.recovery_recipient)
+        .map_err(|error| wrong("recovery_recipient", error.to_string()))?;
+    Ok(())
 }
 
 /// Validates conditions, which are shown to operators and stored for every node.
@@ -383,6 +404,7 @@ mod tests {
             consensus: None,
             address_counter: 1,
             conditions: Vec::new(),
+            recorded_settings: None,
         }
     }
 
@@ -423,6 +445,31 @@ mod tests {
         }
         let many = (0..=MOST_CONDITIONS).map(|n| condition(&format!("A{n}"), "", ""));
         assert!(with(many.collect()).is_err());
+    }
+
+    #[test]
+    fn what_a_node_has_recorded_is_a_policy_and_keys() {
+        let with = |cold_start_policy, recovery_recipient: &[u8], owner_public_key: &[u8]| {
+            let recorded = RecordedSettings {
+                cold_start_policy,
+                recovery_recipient: recovery_recipient.to_vec(),
+                owner_public_key: owner_public_key.to_vec(),
+            };
+            check_status(NodeStatus {
+                recorded_settings: Some(recorded),
+                ..status()
+            })
+        };
+        assert!(with(0, &[], &[]).is_ok());
+        for (field, status) in [
+            ("cold_start_policy", with(99, &[], &[])),
+            ("recovery_recipient", with(1, &[9; 31], &[])),
+            ("owner_public_key", with(1, &[], &[9; 33])),
+        ] {
+            let error = status.unwrap_err();
+            assert_eq!(error.code(), tonic::Code::InvalidArgument);
+            assert!(error.message().contains(field), "{error}");
+        }
     }
 
     #[test]
@@ -531,6 +578,7 @@ mod tests {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
+                recorded_settings: None,
             });
         }
     }

@@ -316,14 +316,16 @@ impl Enrolment {
             }
             Err(status) => return Err(status),
         };
-        let settings = self.core.cluster()?.content.unlock_settings();
+        let cluster = self.core.cluster()?.content;
         tracing::info!(node = %id, address = %join.address, boot = join.boot_id, "node joined");
         Ok(join_node_response::Answer::Admitted(
             join_node_response::Admitted {
                 cluster_unlock_key: unlock_key.expose().to_vec(),
                 directory: Some(self.core.cache.directory()),
-                cold_start_policy: settings.cold_start_policy.into(),
-                recovery_recipient: RecoveryRecipient::to_field(settings.recovery_recipient),
+                cold_start_policy: cluster.configuration.cold_start_policy,
+                recovery_recipient: RecoveryRecipient::to_field(cluster.recovery_recipient),
+                owner_public_key: cluster.owner.as_bytes().to_vec(),
+                owner_replacements: cluster.owner_replacements,
             },
         ))
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use hearth_api::identity::NodeId;
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::v1::management_server::Management;
 use hearth_api::v1::{
@@ -13,8 +14,9 @@ use hearth_api::v1::{
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, Node, NodeHealth, NodeState, UpdateNodeLabelsRequest,
-    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+    GetRegisterTicketResponse, Node, NodeHealth, NodeState, ReplaceOwnerRequest,
+    ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -60,6 +62,8 @@ impl Management for Service {
             directory: Some(self.core.cache.directory()),
             version: self.core.version.clone(),
             configuration_version,
+            owner_public_key: cluster.owner.as_bytes().to_vec(),
+            recovery_recipient: RecoveryRecipient::to_field(cluster.recovery_recipient),
         }))
     }
 
@@ -169,6 +173,17 @@ impl Management for Service {
         let request = request.into_inner();
         self.administration
             .configure(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn replace_owner(
+        &self,
+        request: Request<ReplaceOwnerRequest>,
+    ) -> Result<Response<ReplaceOwnerResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .replace_owner(request)
             .await
             .map(Response::new)
     }

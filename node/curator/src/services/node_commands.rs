@@ -6,8 +6,9 @@ use hearth_api::identity::{NodeId, PublicKey, Ticket};
 use hearth_api::v1::{
     ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
-    GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, UpdateNodeLabelsRequest,
-    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
+    GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, ReplaceOwnerRequest,
+    ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
 };
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::Status;
@@ -17,7 +18,7 @@ use crate::core::Core;
 use crate::decisions::labelling::Changes;
 use crate::decisions::removal::{self, Bypass, Removal};
 use crate::decisions::roles::{self, RoleChange, RoleDecision};
-use crate::decisions::{FoundNode, Rejection, configuration, transitions};
+use crate::decisions::{FoundNode, Rejection, configuration, ownership, transitions};
 use crate::membership::{self, Departure};
 use crate::state;
 
@@ -185,6 +186,30 @@ impl NodeCommands {
             configuration: Some(decision.configuration),
             version,
         })
+    }
+
+    pub(super) async fn replace_owner(
+        &self,
+        request: ReplaceOwnerRequest,
+    ) -> Result<ReplaceOwnerResponse, Status> {
+        let replacement = request.replacement.ok_or(Rejection::Field {
+            field: "replacement",
+            wanted: "a signed replacement of the owner",
+            found: "none".into(),
+        })?;
+        let decide = || async {
+            let found = self.core.full_cluster().await?;
+            Ok(((), ownership::replace(&replacement, &found)?))
+        };
+        let ((), revision) = self.core.write_with_retry(decide).await?;
+        if revision.is_some() {
+            tracing::info!(
+                owner = hex::encode(&replacement.owner_public_key),
+                recovery_recipient = hex::encode(&replacement.recovery_recipient),
+                "owner and recovery recipient replaced"
+            );
+        }
+        Ok(ReplaceOwnerResponse {})
     }
 
     pub(super) async fn delete(

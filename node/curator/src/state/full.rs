@@ -1,9 +1,9 @@
 //! The records of a node and of the cluster with their secrets, for writes and for the few answers
 //! that contain a secret. They are read for one call and never kept.
 
-use hearth_api::identity::ClusterUnlockKey;
+use hearth_api::identity::{ClusterId, ClusterUnlockKey, PublicKey};
 use hearth_api::private::{StoredCluster, StoredNode};
-use hearth_api::v1::{ClusterConfiguration, NodeRoles, NodeState};
+use hearth_api::v1::{ClusterConfiguration, NodeRoles, NodeState, OwnerReplacement};
 use prost::Message as _;
 use rustls_pki_types::CertificateDer;
 use zeroize::{Zeroize as _, Zeroizing};
@@ -82,32 +82,65 @@ impl FullRecord {
     }
 }
 
-/// The cluster's record with its secret, to write another configuration; everything else is kept
-/// as stored. Wiped when dropped.
-pub struct FullCluster(StoredCluster);
+/// The cluster's record with its secret, to write another configuration or another owner; everything
+/// else is kept as stored. Wiped when dropped.
+pub struct FullCluster {
+    stored: StoredCluster,
+    id: ClusterId,
+    owner: PublicKey,
+}
 
 impl FullCluster {
     /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         // Validates the required fields.
-        drop(ClusterRecord::decode(key, bytes)?);
-        decode(key, bytes, |m: &StoredCluster| m.version).map(Self)
+        let ClusterRecord { id, owner, .. } = ClusterRecord::decode(key, bytes)?;
+        let stored = decode(key, bytes, |m: &StoredCluster| m.version)?;
+        Ok(Self { stored, id, owner })
+    }
+
+    /// The cluster's ID.
+    pub fn id(&self) -> ClusterId {
+        self.id
+    }
+
+    /// The owner.
+    pub fn owner(&self) -> PublicKey {
+        self.owner
+    }
+
+    /// All replacements of the owner so far, in order.
+    pub fn owner_replacements(&self) -> &[OwnerReplacement] {
+        &self.stored.owner_replacements
     }
 
     /// The cluster's configuration, as stored.
     pub fn configuration(&self) -> ClusterConfiguration {
-        self.0.configuration.clone().unwrap_or_default()
+        self.stored.configuration.clone().unwrap_or_default()
     }
 
     /// Whether the cluster has a recovery recipient.
     pub fn has_recovery_recipient(&self) -> bool {
-        !self.0.recovery_recipient.is_empty()
+        !self.stored.recovery_recipient.is_empty()
     }
 
     /// Encodes the record with another configuration.
     pub fn encode_with(&self, configuration: ClusterConfiguration) -> Zeroizing<Vec<u8>> {
-        let mut stored = self.0.clone();
-        stored.configuration = Some(configuration);
+        self.encode_changed(|stored| stored.configuration = Some(configuration))
+    }
+
+    /// Encodes the record with the owner and the recovery recipient after this replacement.
+    pub fn encode_replaced(&self, replacement: &OwnerReplacement) -> Zeroizing<Vec<u8>> {
+        self.encode_changed(|stored| {
+            stored.owner_public_key = replacement.owner_public_key.clone();
+            stored.recovery_recipient = replacement.recovery_recipient.clone();
+            stored.owner_replacements.push(replacement.clone());
+        })
+    }
+
+    fn encode_changed(&self, change: impl FnOnce(&mut StoredCluster)) -> Zeroizing<Vec<u8>> {
+        let mut stored = self.stored.clone();
+        change(&mut stored);
         let bytes = Zeroizing::new(stored.encode_to_vec());
         stored.first_contact_secret.zeroize();
         bytes
@@ -116,6 +149,6 @@ impl FullCluster {
 
 impl Drop for FullCluster {
     fn drop(&mut self) {
-        self.0.first_contact_secret.zeroize();
+        self.stored.first_contact_secret.zeroize();
     }
 }

@@ -1,9 +1,11 @@
 //! The encoding of the records in etcd, compared with fixtures.
 
-use hearth_api::identity::{ClusterUnlockKey, MeshSecret, SigningKey};
+use hearth_api::identity::{ClusterUnlockKey, MeshSecret, OwnerKey, SigningKey};
+use hearth_api::ownership::Replacement;
+use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{
-    ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, StorageSecurityPolicy,
-    TpmMode, node_roles,
+    ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, RecordedSettings,
+    StorageSecurityPolicy, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 
@@ -145,6 +147,19 @@ fn the_stored_form_of_the_cluster_stays() {
     let written = stored_form!("etcd-cluster-session.pb", written);
     let full_again = FullCluster::decode(CLUSTER, &written).unwrap();
     assert_eq!(full_again.configuration(), longer);
+    let replacement = Replacement::sign(
+        ClusterId::from_bytes([0x55; 16]),
+        &OwnerKey::from_seed([0x66; 32]),
+        &OwnerKey::from_seed([0xaa; 32]),
+        RecoveryKey::from_bytes([0xbb; 32]).recipient(),
+    );
+    let written = full.encode_replaced(&replacement);
+    let written = stored_form!("etcd-cluster-replaced.pb", written);
+    let replaced = ClusterRecord::decode(CLUSTER, &written).unwrap();
+    assert_eq!(replaced.owner, OwnerKey::from_seed([0xaa; 32]).public());
+    let recipient = RecoveryKey::from_bytes([0xbb; 32]).recipient();
+    assert_eq!(replaced.recovery_recipient, Some(recipient));
+    assert_eq!(replaced.owner_replacements, [replacement]);
     let written = full.encode_with(ClusterConfiguration::default());
     let stored = stored_form!("etcd-cluster-reconfigured.pb", written);
     let cluster = ClusterRecord::decode(CLUSTER, &stored).unwrap();
@@ -210,8 +225,22 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
             reason: "NotInstalled".into(),
             message: "there is none".into(),
         }],
+        recorded_settings: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        recorded_settings: Some(RecordedSettings {
+            cold_start_policy: ColdStartPolicy::Owner.into(),
+            recovery_recipient: vec![0x99; 32],
+            owner_public_key: vec![0xaa; 32],
+        }),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-recorded.pb", encode_status(status.clone()));
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

@@ -170,6 +170,7 @@ async fn nodes_are_told_that_the_cold_start_policy_has_changed() {
     let mut settings = UnlockSettings {
         cold_start_policy: ColdStartPolicy::None,
         recovery_recipient: world.data.seed.recovery_recipient,
+        owner: Some(world.data.seed.owner),
     };
     let told = pulse.beat().await.unwrap().unlock_settings;
     assert_eq!(told, settings.digest());

@@ -10,5 +10,6 @@ mod kubernetes;
 mod machine;
 mod networking;
 mod nodes;
+mod ownership;
 mod partition;
 mod paused;

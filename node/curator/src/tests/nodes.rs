@@ -39,6 +39,7 @@ fn status(address: &str) -> NodeStatus {
         consensus: None,
         address_counter: 1,
         conditions: Vec::new(),
+        recorded_settings: None,
     }
 }
 

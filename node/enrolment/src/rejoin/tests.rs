@@ -3,11 +3,12 @@
 use std::fs;
 use std::sync::Mutex;
 
-use hearth_api::identity::PublicKey;
-use hearth_api::recovery::{RecoveryKey, UnlockSettings};
+use hearth_api::identity::{OwnerKey, PublicKey};
+use hearth_api::ownership::Replacement;
+use hearth_api::recovery::RecoveryKey;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
-use hearth_api::v1::{ColdStartPolicy, StorageSecurity};
+use hearth_api::v1::StorageSecurity;
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::{assert_never, until, within_timeout};
 
@@ -46,6 +47,7 @@ impl Node {
         let (member_writer, member) = event::value();
         let (refusals_writer, refusals) = event::value();
         let (settings_writer, unlock_settings) = event::value();
+        let (recorded_writer, recorded) = event::value();
         let (disowned_writer, disowned) = event::value();
         let reports = Arc::new(Mutex::new(Vec::new()));
         let parts = Arc::new(Parts {
@@ -61,6 +63,7 @@ impl Node {
             member,
             refusals,
             unlock_settings,
+            recorded: recorded_writer,
             disowned: disowned_writer,
         });
         member_writer.set(self.handed_over.clone());
@@ -78,6 +81,7 @@ impl Node {
             _member: member_writer,
             refusals: refusals_writer,
             settings: settings_writer,
+            recorded,
             disowned,
             reports,
         }
@@ -106,6 +110,7 @@ struct Running {
     _member: event::Writer<MemberData>,
     refusals: event::Writer<Refusals>,
     settings: event::Writer<UnlockSettingsDigest>,
+    recorded: event::Value<UnlockSettings>,
     disowned: event::Value<Disowned>,
     reports: Arc<Mutex<Vec<String>>>,
 }
@@ -239,61 +244,116 @@ async fn a_member_asks_until_its_boot_is_admitted() {
 
 #[tokio::test]
 async fn a_running_member_follows_the_settings_of_its_cluster() {
-    let cluster = Arc::new(TestCluster::new());
     let founding = founding(1, StorageSecurity::Encrypted);
-    let script = Script {
-        unlock_key: Some(founding.cluster_unlock_key.clone()),
-        ..Script::default()
-    };
-    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
-    let node = scripted(&founding, &cluster, &curator);
+    let (curator, node) = admitted(&founding).await;
     let running = node.start();
-    let recovery = RecoveryKey::generate();
-    let steps = [
-        (ColdStartPolicy::Owner, Some(recovery.recipient())),
-        (
-            ColdStartPolicy::Owner,
-            Some(RecoveryKey::generate().recipient()),
-        ),
-        (ColdStartPolicy::Tpm, Some(recovery.recipient())),
-        (ColdStartPolicy::None, None),
-    ];
-    for (cold_start_policy, recovery_recipient) in steps {
-        let settings = UnlockSettings {
-            cold_start_policy,
-            recovery_recipient,
-        };
+    let recorded = || match node.machine.sealed() {
+        Sealed::Member(member) => member,
+        other => panic!("{other:?}"),
+    };
+    // What the cluster says from now on is recorded, and reported.
+    let follows = async |settings: UnlockSettings| {
         curator.set_unlock_settings(&settings);
         running.settings.set(settings.digest());
-        let recorded = || match node.machine.sealed() {
-            Sealed::Member(member) => member,
-            other => panic!("{other:?}"),
-        };
         until("the settings are recorded", || {
             recorded().unlock_settings() == settings
+                && running.recorded.get().as_ref() == Some(&settings)
         })
         .await;
-        let member = recorded();
-        assert!(member.cluster_unlock_key.is_none(), "it has no TPM");
-        if let Some(wrapped) = member
-            .recovery
-            .as_ref()
-            .filter(|r| r.recipient == recovery.recipient())
-        {
-            let opened = recovery.open(&member.identity.wrapped_for(), &wrapped.wrapped_key);
-            assert_eq!(opened.as_ref(), Ok(&founding.cluster_unlock_key));
-        }
+        assert!(recorded().cluster_unlock_key.is_none(), "it has no TPM");
+    };
+    let first = owner(1);
+    let mut settings = recorded().unlock_settings();
+    assert_eq!(settings.owner, Some(first.public()));
+    for policy in [
+        ColdStartPolicy::Owner,
+        ColdStartPolicy::Tpm,
+        ColdStartPolicy::None,
+    ] {
+        settings.cold_start_policy = policy;
+        follows(settings).await;
     }
+
+    // Two owners later.
+    let (mut former, cluster_id) = (first, founding.identity.cluster_id);
+    let recovery = RecoveryKey::generate();
+    for number in 2..=3 {
+        let next = owner(number);
+        let recipient = recovery.recipient();
+        curator.replace_owner(Replacement::sign(cluster_id, &former, &next, recipient));
+        former = next;
+    }
+    settings.owner = Some(former.public());
+    settings.recovery_recipient = Some(recovery.recipient());
+    follows(settings).await;
+    let member = recorded();
+    let wrapped = &member.recovery.as_ref().unwrap().wrapped_key;
+    let opened = recovery.open(&member.identity.wrapped_for(), wrapped);
+    assert_eq!(opened.as_ref(), Ok(&founding.cluster_unlock_key));
+
     // What it has recorded already is not asked for again.
     let asked = curator.calls().len();
-    let settings = UnlockSettings {
-        cold_start_policy: ColdStartPolicy::None,
-        recovery_recipient: None,
-    };
     running.settings.set(settings.digest());
     assert_never("it asked again", async {
         until("another call", || curator.calls().len() > asked).await;
     })
     .await;
+
+    // Nobody else makes an owner, and nobody else a recovery recipient.
+    let false_settings = UnlockSettings {
+        owner: Some(owner(9).public()),
+        recovery_recipient: Some(RecoveryKey::generate().recipient()),
+        cold_start_policy: ColdStartPolicy::Owner,
+    };
+    curator.set_unlock_settings(&false_settings);
+    running.settings.set(false_settings.digest());
+    settings.cold_start_policy = ColdStartPolicy::Owner;
+    until("the policy is recorded", || {
+        recorded().unlock_settings() == settings
+    })
+    .await;
     running.supervisor.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_node_without_a_key_follows_the_owner_only() {
+    let founding = founding(1, StorageSecurity::Insecure);
+    let (curator, node) = admitted(&founding).await;
+    let running = node.start();
+    let recipient = RecoveryKey::generate().recipient();
+    let cluster_id = founding.identity.cluster_id;
+    curator.replace_owner(Replacement::sign(
+        cluster_id,
+        &owner(1),
+        &owner(2),
+        recipient,
+    ));
+    running.settings.set(1);
+    let reported = UnlockSettings {
+        cold_start_policy: ColdStartPolicy::Unspecified,
+        recovery_recipient: None,
+        owner: Some(owner(2).public()),
+    };
+    until("the owner is recorded", || {
+        running.recorded.get().as_ref() == Some(&reported)
+    })
+    .await;
+    running.supervisor.shutdown().await;
+}
+
+/// This node, and a curator that admits it.
+async fn admitted(founding: &Founding) -> (TestCurator, Node) {
+    let cluster = Arc::new(TestCluster::new());
+    let script = Script {
+        unlock_key: Some(founding.cluster_unlock_key.clone()),
+        ..Script::default()
+    };
+    let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+    let node = scripted(founding, &cluster, &curator);
+    (curator, node)
+}
+
+/// The owner of [`founding`] has number 1.
+fn owner(number: u8) -> OwnerKey {
+    OwnerKey::from_seed([number; 32])
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hearth_api::identity::{JoinKey, NodeKey};
+use hearth_api::identity::{JoinKey, NodeKey, PublicKey};
 use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
@@ -56,10 +56,7 @@ impl Sealed {
             Self::Member(member) => SealedConfiguration {
                 phase: EnrolmentPhase::Member.into(),
                 cluster_ca: member.cluster_ca.to_vec(),
-                owner_public_key: member
-                    .owner
-                    .map(|owner| owner.as_bytes().to_vec())
-                    .unwrap_or_default(),
+                owner_public_key: PublicKey::to_field(member.owner),
                 cluster_unlock_key: member
                     .cluster_unlock_key
                     .as_ref()
@@ -359,10 +356,8 @@ fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
     let Some(cluster_ca) = certificate(&message.cluster_ca) else {
         return Err(SealedError::content("cluster_ca", "a certificate", "none"));
     };
-    let owner = match &message.owner_public_key[..] {
-        [] => None,
-        bytes => Some(field("owner_public_key", bytes.try_into())?),
-    };
+    let owner = PublicKey::from_field(&message.owner_public_key);
+    let owner = field("owner_public_key", owner)?;
     Ok(Sealed::Member(Arc::new(Member {
         identity,
         cluster_ca,

@@ -343,12 +343,31 @@ impl Member {
         UnlockSettings {
             cold_start_policy: self.identity.cold_start_policy,
             recovery_recipient: self.recovery.as_ref().map(|recovery| recovery.recipient),
+            owner: self.owner,
+        }
+    }
+
+    /// The same, as it is reported: without what means nothing where the data partition has no key.
+    pub fn reported_settings(&self) -> UnlockSettings {
+        let settings = self.unlock_settings();
+        match self.identity.has_secrets() {
+            true => settings,
+            false => UnlockSettings {
+                cold_start_policy: ColdStartPolicy::Unspecified,
+                ..settings
+            },
         }
     }
 
     /// The member under other settings of its cluster; `None` if it is the same.
     pub fn under(&self, settings: &UnlockSettings, key: &ClusterUnlockKey) -> Option<Self> {
-        if !self.identity.has_secrets() || self.unlock_settings() == *settings {
+        if !self.identity.has_secrets() {
+            return (self.owner != settings.owner).then(|| Self {
+                owner: settings.owner,
+                ..self.clone()
+            });
+        }
+        if self.unlock_settings() == *settings {
             return None;
         }
         let identity = Identity {
@@ -363,6 +382,7 @@ impl Member {
             cluster_unlock_key: identity.kept(key),
             identity,
             recovery,
+            owner: settings.owner,
             ..self.clone()
         })
     }

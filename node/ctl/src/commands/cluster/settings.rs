@@ -13,6 +13,8 @@ use crate::{connection, output};
 
 const READ: &str = "get the cluster settings";
 const CHANGE: &str = "change the cluster settings";
+/// The setting that each node records with its keys.
+const RECORDED: &str = "cold_start_policy";
 
 /// The configuration of the cluster at a version.
 pub(super) struct Versioned {
@@ -51,6 +53,10 @@ impl Change {
         self.settings.is_empty()
     }
 
+    fn concerns(&self, path: &str) -> bool {
+        self.settings.iter().any(|setting| setting.path == path)
+    }
+
     #[cfg(test)]
     pub(super) fn contents(&self) -> Vec<(&'static str, String)> {
         let text = |setting: &Setting| setting.value(&self.values).to_string();
@@ -81,7 +87,15 @@ pub(super) async fn set(
         Some(version) => version,
         None => read(global).await?.version,
     };
-    show(&write(global, version, change).await?, &[], form)
+    let is_recorded = change.concerns(RECORDED);
+    show(&write(global, version, change).await?, &[], form)?;
+    if is_recorded {
+        eprintln!(
+            "hearthctl: each node records {RECORDED} within seconds, or when it is back; \
+             `hearthctl node describe` shows what it has recorded"
+        );
+    }
+    Ok(())
 }
 
 /// The former names of both.

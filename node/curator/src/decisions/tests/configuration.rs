@@ -24,6 +24,7 @@ fn founded(configuration: ClusterConfiguration, has_recipient: bool) -> Records 
             true => vec![3; 32],
             false => Vec::new(),
         },
+        owner_replacements: Vec::new(),
     };
     let mut records = Records::default();
     let write = Write::when(Condition::Absent(state::CLUSTER.into()));
