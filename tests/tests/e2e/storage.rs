@@ -141,7 +141,7 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     keyboard.shows("The answer was not accepted").await?;
     let answer = ConsoleChallenge::parse(&shown)?.answered(recovery)?;
     keyboard.enter(&answer).await?;
-    keyboard.shows("The answer was accepted").await?;
+    keyboard.shows("unlocked this node at the console").await?;
     drop(keyboard);
     vm.home().await?;
     vm.power_off().await?;
