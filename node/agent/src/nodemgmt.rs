@@ -116,14 +116,14 @@ struct Gate {
 }
 
 impl Gate {
-    /// A node that a former release has registered does not know the owner's key.
     fn admit_owner(&self, key: Option<PublicKey>) -> Result<(), Status> {
-        match self.recorded.get().and_then(|settings| settings.owner) {
-            Some(owner) if key != Some(owner) => Err(Status::permission_denied(format!(
+        let settings = self.recorded.get();
+        match settings.and_then(|settings| another_owner(&settings, key)) {
+            Some(owner) => Err(Status::permission_denied(format!(
                 "this node has recorded that the owner's key is {owner}: it does not know yet of \
                  another one, or the caller is a former owner"
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -183,9 +183,8 @@ impl Admission for Gate {
                 }
                 Some(Subject::User(_)) => {
                     let mut recordings = self.recorded.watch();
-                    let other = |settings: &UnlockSettings| {
-                        settings.owner.is_some() && settings.owner != peer.public_key()
-                    };
+                    let key = peer.public_key();
+                    let other = |settings: &UnlockSettings| another_owner(settings, key).is_some();
                     recordings.wait_for(other).await.is_ok()
                 }
                 None => false,
@@ -195,6 +194,12 @@ impl Admission for Gate {
             }
         })
     }
+}
+
+/// The owner that this node has recorded, if it is not the holder of this key. A node that a former
+/// release has registered knows none.
+fn another_owner(settings: &UnlockSettings, key: Option<PublicKey>) -> Option<PublicKey> {
+    settings.owner.filter(|owner| key != Some(*owner))
 }
 
 struct Service {

@@ -139,18 +139,22 @@ impl NewKeys {
     /// # Errors
     /// If a file cannot be read or written.
     pub fn create_or_read(folder: &Path) -> Result<Self, OwnerFileError> {
-        let (key, recovery) = (folder.join(KEY_FILE), folder.join(RECOVERY_KEY_FILE));
-        let exists = |error: &OwnerFileError| matches!(error, OwnerFileError::Exists { .. });
+        let recovery = folder.join(RECOVERY_KEY_FILE);
         Ok(Self {
-            key: match create_key(&key) {
-                Err(error) if exists(&error) => read_key(&key)?,
-                created => created?,
-            },
-            recovery: match create_recovery_key(&recovery) {
-                Err(error) if exists(&error) => read_recovery_key(&recovery)?,
-                created => created?,
-            },
+            key: created_or_read(&folder.join(KEY_FILE), create_key, read_key)?,
+            recovery: created_or_read(&recovery, create_recovery_key, read_recovery_key)?,
         })
+    }
+}
+
+fn created_or_read<T>(
+    path: &Path,
+    create: fn(&Path) -> Result<T, OwnerFileError>,
+    read: fn(&Path) -> Result<T, OwnerFileError>,
+) -> Result<T, OwnerFileError> {
+    match create(path) {
+        Err(OwnerFileError::Exists { .. }) => read(path),
+        created => created,
     }
 }
 

@@ -182,7 +182,7 @@ fn address_statement(address: &NodeAddress) -> Vec<u8> {
 
 /// Appends a part of variable length. Everything that is signed is smaller than the maximum message
 /// size, so the length always fits.
-fn push(statement: &mut Vec<u8>, part: &[u8]) {
+pub(crate) fn push(statement: &mut Vec<u8>, part: &[u8]) {
     let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
     statement.extend(length.to_le_bytes());
     statement.extend(part);

@@ -37,6 +37,7 @@ use zeroize::Zeroizing;
 use crate::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeId, OwnerKey, PublicKey, random_bytes,
 };
+use crate::proofs::push;
 use crate::v1::{ColdStartPolicy, UnlockChallenge, UnlockRequest};
 
 type Kem = X25519HkdfSha256;
@@ -168,9 +169,10 @@ impl UnlockSettings {
         let owner = self.owner.as_ref();
         let mut hashed = SETTINGS.to_vec();
         hashed.extend_from_slice(&i32::from(self.cold_start_policy).to_le_bytes());
-        let length: u32 = if recipient.is_some() { 32 } else { 0 };
-        hashed.extend_from_slice(&length.to_le_bytes());
-        hashed.extend_from_slice(recipient.map_or(&[], |recipient| &recipient.0[..]));
+        push(
+            &mut hashed,
+            recipient.map_or(&[], |recipient| &recipient.0[..]),
+        );
         hashed.extend_from_slice(owner.map_or(&[], |owner| &owner.as_bytes()[..]));
         let digest = ring::digest::digest(&ring::digest::SHA256, &hashed);
         let first = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
@@ -247,17 +249,11 @@ impl WrappedFor {
     }
 
     fn statement(&self, name: &[u8]) -> Vec<u8> {
-        let node = self.node_id.to_string();
-        let length = u32::try_from(node.len()).expect("the ID of a node is short");
-        [
-            name,
-            self.cluster_id.as_bytes(),
-            &length.to_le_bytes(),
-            node.as_bytes(),
-            self.join_key.as_bytes(),
-            &self.key_epoch.to_le_bytes(),
-        ]
-        .concat()
+        let mut statement = [name, self.cluster_id.as_bytes()].concat();
+        push(&mut statement, self.node_id.to_string().as_bytes());
+        statement.extend_from_slice(self.join_key.as_bytes());
+        statement.extend_from_slice(&self.key_epoch.to_le_bytes());
+        statement
     }
 }
 

@@ -239,6 +239,11 @@ impl Context {
     }
 }
 
+/// The name of a context for which none was given: the first 8 digits of the cluster ID.
+pub(crate) fn default_name(cluster: ClusterId) -> String {
+    cluster.to_string()[..8].to_owned()
+}
+
 impl Context {
     /// The parsed ID of the cluster.
     pub(crate) fn cluster(&self) -> Result<ClusterId, Failure> {

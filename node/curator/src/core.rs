@@ -10,7 +10,7 @@ use hearth_api::server::{Admission, Caller};
 use hearth_api::tls::{Clock, PeerCertificate};
 use hearth_api::v1::Node;
 use hearth_consensus::fenced::{Write, WriteError};
-use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
+use hearth_consensus::{Members, NamespacedClient, PeerReadiness, Record};
 use rustls_pki_types::CertificateDer;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +23,7 @@ use super::decisions::{FoundNode, Versioned};
 use super::liveness::HeartbeatTracker;
 use super::pace::Pace;
 use super::reads::ReadIndex;
-use super::state::{self, ClusterRecord, FullCluster, FullRecord, Intent};
+use super::state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError};
 use super::status::{unavailable, unusable};
 
 /// How often a decision is attempted when its records change concurrently. Each conflict means
@@ -206,17 +206,8 @@ impl Core {
             content: FullRecord::decode(&node, &value).map_err(|error| unusable(&error))?,
             revision: record.mod_revision,
         };
-        let intent = wanted.map(|record| {
-            let content = Intent::decode(&intent, &record.value).map_err(|e| unusable(&e))?;
-            Ok::<_, Status>(Versioned {
-                content,
-                revision: record.mod_revision,
-            })
-        });
-        Ok(Some(FoundNode {
-            full,
-            intent: intent.transpose()?,
-        }))
+        let intent = versioned(wanted, Intent::decode)?;
+        Ok(Some(FoundNode { full, intent }))
     }
 
     /// Executes a write; `None` if a record that it depends on has changed.
@@ -264,4 +255,19 @@ impl Core {
     pub fn millis(duration: Duration) -> u32 {
         u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
     }
+}
+
+/// A record that was read, decoded; `None` if there is none.
+pub fn versioned<T>(
+    record: Option<Record>,
+    decode: impl FnOnce(&str, &[u8]) -> Result<T, RecordError>,
+) -> Result<Option<Versioned<T>>, Status> {
+    let Some(record) = record else {
+        return Ok(None);
+    };
+    let content = decode(&record.key, &record.value).map_err(|error| unusable(&error))?;
+    Ok(Some(Versioned {
+        content,
+        revision: record.mod_revision,
+    }))
 }

@@ -18,7 +18,7 @@ use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
 
 use super::{print, print_json};
 use crate::args::{Cluster, Format, Global};
-use crate::context::Contexts;
+use crate::context::{self, Contexts};
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
@@ -112,7 +112,7 @@ async fn take_ownership(
     let owned = Operator::take_ownership(&key, &secret, endpoints.to_vec(), options).await;
     let (operator, leaf) = owned.map_err(not_owned)?;
     let cluster = leaf.identity.cluster;
-    let name = name.unwrap_or_else(|| cluster.to_string()[..8].to_owned());
+    let name = name.unwrap_or_else(|| context::default_name(cluster));
     contexts.add(&name, cluster, endpoints, operator.credentials(), key_file)?;
     contexts.save()?;
     print(&format!(

@@ -60,8 +60,12 @@ impl Records {
         match key {
             Key::Cluster => self.put_cluster(record),
             Key::Node(id) => self.put_node(id, record),
-            Key::Status(id) => self.put_status(id, record),
-            Key::Joins(id) => self.put_joins(id, record),
+            Key::Status(id) => self.put_part(id, record, state::decode_status, |stored| {
+                &mut stored.status
+            }),
+            Key::Joins(id) => {
+                self.put_part(id, record, state::decode_joins, |stored| &mut stored.joins)
+            }
             Key::Tombstone(id) => self.put_tombstone(id, record),
             Key::JoinKey(key) => self.put_join_key(key, record),
             Key::PodRange(range) => self.put_pod_range(range, record),
@@ -126,32 +130,23 @@ impl Records {
         Ok(Applied::Member(id))
     }
 
-    fn put_status(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+    /// Sets a part of what is stored for a node, from a record of its own.
+    fn put_part<T>(
+        &mut self,
+        id: NodeId,
+        record: &Record,
+        decode: fn(&str, &[u8]) -> Result<T, RecordError>,
+        part: fn(&mut Stored) -> &mut Option<Versioned<T>>,
+    ) -> Result<Applied, RecordError> {
         let known = self
             .nodes
-            .get(&id)
-            .and_then(|stored| stored.status.as_ref());
+            .get_mut(&id)
+            .and_then(|stored| part(stored).as_ref());
         if known.is_some_and(|known| known.revision == record.mod_revision) {
             return Ok(Applied::Unfollowed);
         }
-        let status = at(
-            record,
-            usable(state::decode_status(&record.key, &record.value))?,
-        );
-        self.change_node(id, |stored| stored.status = status);
-        Ok(Applied::Node(id))
-    }
-
-    fn put_joins(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
-        let known = self.nodes.get(&id).and_then(|stored| stored.joins.as_ref());
-        if known.is_some_and(|known| known.revision == record.mod_revision) {
-            return Ok(Applied::Unfollowed);
-        }
-        let joins = at(
-            record,
-            usable(state::decode_joins(&record.key, &record.value))?,
-        );
-        self.change_node(id, |stored| stored.joins = joins);
+        let new = at(record, usable(decode(&record.key, &record.value))?);
+        self.change_node(id, |stored| *part(stored) = new);
         Ok(Applied::Node(id))
     }
 

@@ -10,9 +10,9 @@
 
 use hearth_api::settings::{self, Setting};
 use hearth_api::v1::{ClusterConfiguration, ColdStartPolicy, ConfigureClusterRequest};
-use hearth_consensus::fenced::{Condition, Write};
+use hearth_consensus::fenced::Write;
 
-use super::{Rejection, Versioned};
+use super::{Rejection, Versioned, put_cluster};
 use crate::state::{self, FullCluster};
 
 /// A validated change of the configuration.
@@ -122,8 +122,7 @@ impl Change {
                 found: self.version,
             });
         }
-        let key = state::CLUSTER;
-        let value = found.content.encode_with(configuration.clone()).to_vec();
-        Ok(Write::when(Condition::Unchanged(key.into(), found.revision)).put(key, value))
+        let value = found.content.encode_with(configuration.clone());
+        Ok(put_cluster(found, &value))
     }
 }

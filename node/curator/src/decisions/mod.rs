@@ -43,7 +43,7 @@ pub use rejection::Rejection;
 use hearth_api::identity::NodeId;
 use hearth_consensus::fenced::{Condition, Write};
 
-use super::state::{self, FullRecord, Intent};
+use super::state::{self, FullCluster, FullRecord, Intent};
 
 /// A record and the revision at which it was last written.
 #[derive(Clone)]
@@ -92,6 +92,12 @@ impl FoundNode {
         let key = state::intent_key(self.id());
         self.unchanged().and(as_found(key, self.intent.as_ref()))
     }
+}
+
+/// A write of the cluster's record, on the condition that it has not changed.
+fn put_cluster(found: &Versioned<FullCluster>, value: &[u8]) -> Write {
+    let key = state::CLUSTER;
+    Write::when(Condition::Unchanged(key.into(), found.revision)).put(key, value.to_vec())
 }
 
 /// The condition that a key still has the record that was found, or none.

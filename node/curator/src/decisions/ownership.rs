@@ -5,10 +5,10 @@
 
 use hearth_api::ownership::Replacement;
 use hearth_api::v1::OwnerReplacement;
-use hearth_consensus::fenced::{Condition, Write};
+use hearth_consensus::fenced::Write;
 
-use super::{Rejection, Versioned};
-use crate::state::{self, FullCluster};
+use super::{Rejection, Versioned, put_cluster};
+use crate::state::FullCluster;
 
 /// Maximum number of replacements: each node gets all of them whenever it joins.
 const MOST_REPLACEMENTS: usize = 64;
@@ -36,7 +36,6 @@ pub fn replace(
     if before.len() >= MOST_REPLACEMENTS {
         return Err(Rejection::TooManyReplacements(MOST_REPLACEMENTS));
     }
-    let value = cluster.encode_replaced(message).to_vec();
-    let unchanged = Condition::Unchanged(state::CLUSTER.into(), found.revision);
-    Ok(Some(Write::when(unchanged).put(state::CLUSTER, value)))
+    let value = cluster.encode_replaced(message);
+    Ok(Some(put_cluster(found, &value)))
 }

@@ -20,7 +20,6 @@ use hearth_api::v1::{
     StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{labels, proofs};
-use hearth_consensus::Record;
 use hearth_consensus::fenced::Write;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -31,13 +30,13 @@ use super::bucket::Bucket;
 use super::kubernetes;
 use super::request::{check_boot_id, known, unspecified};
 use crate::authorities;
-use crate::core::Core;
+use crate::core::{Core, versioned};
+use crate::decisions::Rejection;
 use crate::decisions::commit::{self, Commit, Committed};
 use crate::decisions::join::{self, Boots, Join, Joined};
 use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
-use crate::decisions::{Rejection, Versioned};
-use crate::state::{self, LivenessRecord, NodeRecord, RecordError, Wanted};
-use crate::status::{unavailable, unusable};
+use crate::state::{self, LivenessRecord, NodeRecord, Wanted};
+use crate::status::unavailable;
 
 /// Poll interval of a machine that waits for approval. It is short, because an operator may be
 /// about to approve the machine, and grows with the number of waiting machines.
@@ -453,20 +452,6 @@ fn check_registration(
         tpm_is_present: request.tpm_is_present,
         labels,
     })
-}
-
-fn versioned<T>(
-    record: Option<Record>,
-    decode: impl FnOnce(&str, &[u8]) -> Result<T, RecordError>,
-) -> Result<Option<Versioned<T>>, Status> {
-    let Some(record) = record else {
-        return Ok(None);
-    };
-    let content = decode(&record.key, &record.value).map_err(|error| unusable(&error))?;
-    Ok(Some(Versioned {
-        content,
-        revision: record.mod_revision,
-    }))
 }
 
 fn check_join(

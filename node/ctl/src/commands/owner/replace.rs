@@ -20,7 +20,7 @@ use super::super::cluster::not_owned;
 use super::super::{passing, print, print_json, tell};
 use super::failed;
 use crate::args::{Format, Global};
-use crate::context::Contexts;
+use crate::context::{self, Contexts};
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
@@ -101,7 +101,7 @@ fn endpoints(global: &Global, contexts: &Contexts) -> Result<Vec<Endpoint>, Fail
 fn name(global: &Global, contexts: &Contexts, cluster: ClusterId) -> String {
     match contexts.get(global.context.as_deref()) {
         Ok((name, context)) if context.cluster_id == cluster.to_string() => name.to_owned(),
-        _ => cluster.to_string()[..8].to_owned(),
+        _ => context::default_name(cluster),
     }
 }
 
