@@ -67,13 +67,13 @@ fn without_status(node: &v1::Node) -> v1::Node {
     }
 }
 
-/// An encrypted node gets its key for one boot at a time. After an orderly reboot it does not wait, because its former
+/// An encrypted node gets its key for one boot at a time; here its data are authenticated as well, the strictest form. After an orderly reboot it does not wait, because its former
 /// boot has announced its end; after a reset it waits until that is silent, and says so. The cluster records each boot.
 #[tokio::test]
 async fn an_encrypted_member_waits_for_the_end_of_its_former_boot() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    let encrypted = StorageSecurityPolicy::NeedsEncryption;
-    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| Ok(plan.storage(encrypted))).await?;
+    let sealed = StorageSecurityPolicy::NeedsEncryptionAndAuthentication;
+    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| Ok(plan.storage(sealed))).await?;
     cluster.add_nodes(&[2]).await?;
     cluster.all_healthy().await?;
     joined(&mut cluster, 1).await?;
