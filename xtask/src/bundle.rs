@@ -1,6 +1,7 @@
 //! `cargo xtask bundle`: the bundle of Kubernetes programs, built by `image/bundle`.
 
 use std::path::Path;
+use std::{panic, thread};
 
 use anyhow::Result;
 use hearth_bundle::Minor;
@@ -8,6 +9,7 @@ use hearth_bundle::conformance::{self, Conformance};
 pub(crate) use hearth_bundle::{Bundle, take_from_package};
 use hearth_programs::ETCD;
 
+use crate::kernel;
 use crate::programs::sources;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
@@ -68,12 +70,21 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// The user's bundle, checked, if one is given; otherwise ours, built if it is not in the cache.
+///
+/// Then the kernel is built as well, because the bundle is for an image: both take many minutes, in which one processor
+/// is idle while the other one links or compresses.
 pub(crate) fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     if let Some(folder) = bundle {
         return Ok(Bundle::read(folder)?);
     }
-    setup::ensure(ui, Needs::KUBERNETES)?;
-    Ok(hearth_bundle::ensure(ui, &sources(), Minor::Shipped)?)
+    setup::ensure(ui, Needs::KUBERNETES | Needs::KERNEL)?;
+    thread::scope(|scope| {
+        let kernel = scope.spawn(|| kernel::ensure(ui));
+        let bundle = hearth_bundle::ensure(ui, &sources(), Minor::Shipped);
+        let kernel = kernel.join();
+        kernel.unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+        Ok(bundle?)
+    })
 }
 
 /// The conformance tests, and the bundle with their images, which are added to ours.
