@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Client, CompactionOptions, Error, EventType, GetOptions, KeyValue, KvClient, LeaseClient,
-    WatchOptions, WatchStream,
+    Client, CompactionOptions, Error, EventType, GetOptions, KeyValue, KvClient, LeaseClient, Txn,
+    TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 use futures::FutureExt as _;
 use hearth_api::transport::Connector;
@@ -398,6 +398,36 @@ impl NamespacedClient {
         let call = kv.get(self.absolute(key), None);
         let mut answer = self.step("read a key", call).await?;
         Ok(answer.take_kvs().pop().map(|kv| self.record(kv)))
+    }
+
+    /// Reads several keys at one revision, linearizable.
+    pub async fn get_all<const N: usize>(
+        &self,
+        keys: [&str; N],
+    ) -> Result<[Option<Record>; N], ConsensusError> {
+        const WHAT: &str = "read keys";
+        let reads = keys.map(|key| TxnOp::get(self.absolute(key), None));
+        let mut kv = self.kv();
+        let call = kv.txn(Txn::new().and_then(reads));
+        let answer = self.step(WHAT, call).await?;
+        let mut records = answer
+            .op_responses()
+            .into_iter()
+            .map(|response| match response {
+                TxnOpResponse::Get(mut found) => {
+                    Some(found.take_kvs().pop().map(|kv| self.record(kv)))
+                }
+                _ => None,
+            });
+        let missing = "response to each read";
+        let all = keys.map(|_| records.next().flatten());
+        match all.iter().all(Option::is_some) {
+            true => Ok(all.map(Option::flatten)),
+            false => Err(ConsensusError::Malformed {
+                what: WHAT,
+                missing,
+            }),
+        }
     }
 
     /// Lists every key that begins with `prefix`, all at one revision, linearizable.

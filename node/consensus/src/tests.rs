@@ -233,7 +233,10 @@ async fn writes_are_fenced_and_move_the_epoch() {
         client.write(since(created).put("d", vec![])).await,
         Err(WriteError::Conflict)
     ));
-    assert!(client.get("d").await.unwrap().is_none());
+    let [a, d] = client.get_all(["a", "d"]).await.unwrap();
+    let a = a.unwrap();
+    assert_eq!((&a.key[..], &a.value[..]), ("a", &b"4"[..]));
+    assert!(d.is_none());
     running.stop().await;
 }
 

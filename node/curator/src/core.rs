@@ -18,6 +18,7 @@ use tonic::{Code, Status};
 use zeroize::Zeroizing;
 
 use super::Timing;
+use super::budget::Budgets;
 use super::cache::Cache;
 use super::decisions::{FoundNode, Versioned};
 use super::liveness::HeartbeatTracker;
@@ -54,6 +55,8 @@ pub struct Core {
     pub clock: Clock,
     /// Limits the rate of messages to subscribers.
     pub pace: Pace,
+    /// What a single node may cost.
+    pub budgets: Arc<Budgets>,
     /// Receives heartbeats.
     pub hearing: HeartbeatTracker,
     /// Intervals and timeouts.
@@ -196,8 +199,8 @@ impl Core {
     /// The node's record with its secrets, and its intent, straight from etcd.
     pub async fn find(&self, id: NodeId) -> Result<Option<FoundNode>, Status> {
         let (node, intent) = (state::node_key(id), state::intent_key(id));
-        let both = tokio::try_join!(self.client.get(&node), self.client.get(&intent));
-        let (record, wanted) = both.map_err(|error| unavailable(&error))?;
+        let both = self.client.get_all([&node, &intent]).await;
+        let [record, wanted] = both.map_err(|error| unavailable(&error))?;
         let Some(record) = record else {
             return Ok(None);
         };

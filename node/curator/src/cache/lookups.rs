@@ -57,6 +57,19 @@ impl Cache {
         contents.records.status(id).cloned()
     }
 
+    /// The revision of the node's record, and whether the last status that it has reported is the
+    /// same as another one. Without copies: this is done for each report.
+    pub fn reported(
+        &self,
+        id: NodeId,
+        same: impl FnOnce(&NodeStatus) -> bool,
+    ) -> Option<(i64, bool)> {
+        let contents = self.lock();
+        let revision = contents.records.record(id)?.revision;
+        let known = contents.records.status(id);
+        Some((revision, known.is_some_and(same)))
+    }
+
     /// The cluster's record.
     pub fn cluster(&self) -> Option<Versioned<ClusterRecord>> {
         self.lock().records.cluster().cloned()
