@@ -11,6 +11,7 @@
 //! | [`founding`] | writes the records of a new cluster |
 //! | [`state`] | the records and their keys |
 //! | [`decisions`] | the rules for requests about nodes, as pure functions |
+//! | [`budget`] | what a single node may cost all others |
 //! | [`authorities`] | loads certificate authorities for signing |
 //! | [`cache`] | the records in memory |
 //! | [`reads`] | how recent the cache is |
@@ -40,6 +41,7 @@
 )]
 
 pub mod authorities;
+pub mod budget;
 pub mod cache;
 pub mod core;
 pub mod decisions;
@@ -71,6 +73,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::budget::Budgets;
 use self::cache::Cache;
 use self::core::Core;
 use self::liveness::HeartbeatTracker;
@@ -107,6 +110,8 @@ pub struct Timing {
     pub mark: Duration,
     /// How long a learner may take to get in sync with the leader.
     pub learner: Duration,
+    /// What a single node may cost.
+    pub budget: budget::Limits,
 }
 
 impl Default for Timing {
@@ -121,6 +126,7 @@ impl Default for Timing {
             quiet: Duration::from_secs(5),
             mark: WATCH_MARK,
             learner: Duration::from_secs(300),
+            budget: budget::Limits::default(),
         }
     }
 }
@@ -187,6 +193,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         timing.freshness,
     ));
     let ending = CancellationToken::new();
+    let budgets = Arc::new(Budgets::new(&timing.budget));
     let core = Arc::new(Core {
         node_id,
         version: config.version.clone(),
@@ -199,6 +206,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         reads: reads.clone(),
         clock: config.clock.clone(),
         pace: Pace::default(),
+        budgets: budgets.clone(),
         hearing: HeartbeatTracker::new(
             node_id,
             config.client.clone(),
@@ -206,6 +214,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             reads.clone(),
             timing.heartbeat_bound,
             timing.session,
+            budgets,
         ),
         timing,
         ending: ending.clone(),

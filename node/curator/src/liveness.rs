@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
+use super::budget::Budgets;
 use super::cache::Cache;
 use super::reads::ReadIndex;
 use super::state::{self, LivenessRecord};
@@ -50,6 +51,7 @@ pub struct HeartbeatTracker {
     /// Time to live of the session's lease; `None`: that of the setting.
     ttl: Option<Duration>,
     session: watch::Sender<Option<Lease>>,
+    budgets: Arc<Budgets>,
     held: Mutex<HashMap<NodeId, TrackedNode>>,
     streams: AtomicU64,
 }
@@ -75,6 +77,7 @@ impl HeartbeatTracker {
         reads: Arc<ReadIndex>,
         bound: Duration,
         ttl: Option<Duration>,
+        budgets: Arc<Budgets>,
     ) -> Self {
         Self {
             own,
@@ -84,6 +87,7 @@ impl HeartbeatTracker {
             bound,
             ttl,
             session: watch::Sender::new(None),
+            budgets,
             held: Mutex::default(),
             streams: AtomicU64::new(0),
         }
@@ -114,6 +118,7 @@ impl HeartbeatTracker {
                     "{node} is not UP in this cluster (any more)"
                 )));
             };
+            self.budgets.liveness(node)?;
             match self.attach(stream, node, boot_id, session, known).await {
                 Ok(()) => {}
                 // The node's record has changed: read it again.

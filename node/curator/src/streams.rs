@@ -21,6 +21,7 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
+use super::budget::Slot;
 use super::cache::Moment;
 use super::core::Core;
 
@@ -63,15 +64,16 @@ enum Position {
 }
 
 /// A stream of all nodes, or of `only` one. It ends when the subscriber cancels it or is not a
-/// member any more, or when this curator is stale.
+/// member any more, when it has lost its slot, or when this curator is stale.
 pub fn watch(
     core: Arc<Core>,
     peer: PeerCertificate,
+    slot: Option<Slot>,
     only: Option<NodeId>,
 ) -> impl Stream<Item = Result<EncodedEvent, Status>> {
     stream::unfold(
-        (core, peer, Position::Begin),
-        move |(core, peer, position)| async move {
+        (core, peer, slot, Position::Begin),
+        move |(core, peer, slot, position)| async move {
             let next = async {
                 Some(match position {
                     Position::End => return None,
@@ -86,14 +88,23 @@ pub fn watch(
             let step = tokio::select! {
                 biased;
                 status = core.end_of_stream(&peer) => Some(Err(status)),
+                status = replaced(slot.as_ref()) => Some(Err(status)),
                 step = next => step.map(Ok),
             }?;
             Some(match step {
-                Ok((event, position)) => (Ok(event), (core, peer, position)),
-                Err(status) => (Err(status), (core, peer, Position::End)),
+                Ok((event, position)) => (Ok(event), (core, peer, slot, position)),
+                Err(status) => (Err(status), (core, peer, slot, Position::End)),
             })
         },
     )
+}
+
+/// Waits until the node has opened more streams than it may have. An operator's stream has no slot.
+async fn replaced(slot: Option<&Slot>) -> Status {
+    match slot {
+        Some(slot) => slot.replaced().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (EncodedEvent, Position) {

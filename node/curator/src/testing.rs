@@ -35,6 +35,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use super::budget::{self, Rate};
 use super::{Config, Timing, founding, run, state};
 
 pub const BOOT_ID: &str = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
@@ -49,7 +50,25 @@ pub fn quick() -> Timing {
         read_interval: Duration::from_millis(200),
         quiet: Duration::from_millis(300),
         mark: Duration::from_secs(1),
+        budget: unlimited(),
         ..Default::default()
+    }
+}
+
+/// For tests and benchmarks of something else.
+pub fn unlimited() -> budget::Limits {
+    let rate = Rate {
+        burst: 1,
+        every: Duration::ZERO,
+    };
+    budget::Limits {
+        status: rate,
+        liveness: rate,
+        mesh_keys: rate,
+        joins: rate,
+        certificates: rate,
+        watches: usize::MAX,
+        heartbeats: usize::MAX,
     }
 }
 

@@ -13,7 +13,7 @@ use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::transport::Connector;
 use hearth_consensus::{ConsensusUser, NamespacedClient, RootClient};
 use hearth_curator::Timing;
-use hearth_curator::testing::World;
+use hearth_curator::testing::{World, unlimited};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, Command};
@@ -27,7 +27,12 @@ const ETCD_BOUND: Duration = Duration::from_secs(20);
 
 /// Bootstraps a cluster and serves it until standard input is closed.
 pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
-    let world = World::new(Timing::default()).await;
+    // What is measured is a curator at work, not one that makes a node wait.
+    let timing = Timing {
+        budget: unlimited(),
+        ..Timing::default()
+    };
+    let world = World::new(timing).await;
     let mut nodes = vec![(*world.node).clone()];
     nodes.extend(world.add_nodes(count).await);
     let lines: Vec<_> = nodes

@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::enrolment::Enrolment;
 use super::networking;
 use super::request::{check_boot_id, parse_node_id};
+use crate::budget::Slot;
 use crate::core::Core;
 use crate::status::unavailable;
 use crate::{membership, state};
@@ -92,8 +93,10 @@ impl Curator for Service {
         request: Request<Streaming<HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let caller = Caller::of(&request)?;
+        let node = caller.node()?;
         let beats = Beats {
-            node: caller.node()?,
+            node,
+            slot: self.core.budgets.heartbeat(node),
             peer: caller.peer().clone(),
             stream: self.core.hearing.stream(),
             core: self.core.clone(),
@@ -172,6 +175,7 @@ struct Beats {
     node: NodeId,
     peer: PeerCertificate,
     stream: u64,
+    slot: Slot,
     incoming: Streaming<HeartbeatRequest>,
     /// The boot ID in the first heartbeat.
     boot_id: Option<String>,
@@ -187,6 +191,7 @@ impl Beats {
         let beat = tokio::select! {
             biased;
             status = core.end_of_stream(&self.peer) => return Err(status),
+            status = self.slot.replaced() => return Err(status),
             beat = self.incoming.message() => beat?,
             () = tokio::time::sleep(bound) => {
                 return Err(Status::deadline_exceeded(format!("no heartbeat for {bound:?}")));
@@ -234,12 +239,13 @@ impl Service {
     /// cache alone, so it is brought up to date first. Otherwise a status that was stored in
     /// between, here or at another curator, would remain.
     async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
+        let report = self.core.budgets.report(node);
         let mut read = false;
+        let mut permitted = false;
         for _ in 0..WRITE_ATTEMPTS {
-            let known = self.core.cache.status(node);
-            let same = known.is_some_and(|known| same(&known, &status));
-            let write = match self.core.cache.node(node) {
-                Some((_, revision)) if !same => {
+            let known = self.core.cache.reported(node, |known| same(known, &status));
+            let write = match known {
+                Some((revision, false)) => {
                     Write::when(Condition::Unchanged(state::node_key(node), revision)).put(
                         state::status_key(node),
                         state::encode_status(status.clone()),
@@ -257,6 +263,9 @@ impl Service {
                     )));
                 }
             };
+            if !std::mem::replace(&mut permitted, true) {
+                report.may_write().await?;
+            }
             match self.core.client.write(write).await {
                 Ok(_) => return Ok(()),
                 // The node's record has changed: read it again.
@@ -275,11 +284,27 @@ impl Service {
 
 /// Whether two statuses are equal, apart from the time at which they were sent.
 fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
-    let undated = |status: &NodeStatus| NodeStatus {
-        sent_at: 0,
-        ..status.clone()
-    };
-    undated(known) == undated(new)
+    let NodeStatus {
+        external_address,
+        curator_port,
+        version,
+        boot_id,
+        sent_at: _,
+        cluster_state,
+        consensus,
+        address_counter,
+        conditions,
+        recorded_settings,
+    } = known;
+    *external_address == new.external_address
+        && *curator_port == new.curator_port
+        && *version == new.version
+        && *boot_id == new.boot_id
+        && *cluster_state == new.cluster_state
+        && *consensus == new.consensus
+        && *address_counter == new.address_counter
+        && *conditions == new.conditions
+        && *recorded_settings == new.recorded_settings
 }
 
 /// Validates a status.

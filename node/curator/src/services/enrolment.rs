@@ -26,10 +26,10 @@ use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 use zeroize::Zeroizing;
 
-use super::bucket::Bucket;
 use super::kubernetes;
 use super::request::{check_boot_id, known, unspecified};
 use crate::authorities;
+use crate::budget::{Bucket, Rate};
 use crate::core::{Core, versioned};
 use crate::decisions::Rejection;
 use crate::decisions::commit::{self, Commit, Committed};
@@ -48,9 +48,11 @@ fn ask_again(waiting: usize) -> Duration {
     let share = u32::try_from(waiting / MACHINES_PER_DELAY).unwrap_or(u32::MAX);
     ASK_AGAIN_DELAY.saturating_mul(share.saturating_add(1))
 }
-/// Maximum number of wrong tickets at once, and the time after which one more is permitted.
-const MOST_WRONG_TICKETS: u32 = 16;
-const WRONG_TICKET_LASTS: Duration = Duration::from_millis(500);
+/// Wrong tickets of all machines together.
+const WRONG_TICKETS: Rate = Rate {
+    burst: 16,
+    every: Duration::from_millis(500),
+};
 /// Maximum number of concurrent calls with requests to etcd, and how long a call waits for a
 /// permit.
 const MOST_CONCURRENT_CALLS: usize = 16;
@@ -68,7 +70,7 @@ impl Enrolment {
     pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
-            wrong_tickets: Bucket::new(MOST_WRONG_TICKETS, WRONG_TICKET_LASTS),
+            wrong_tickets: Bucket::new(WRONG_TICKETS),
             places: Semaphore::new(MOST_CONCURRENT_CALLS),
             taking_in: Mutex::default(),
         }
@@ -263,6 +265,9 @@ impl Enrolment {
         self.core.reads.linearizable().await?;
         let cache = &self.core.cache;
         let id = cache.join_key_of(&join.join_key);
+        if let Some(id) = id {
+            self.core.budgets.join(id)?;
+        }
         let tombstone = id.and_then(|id| cache.tombstone(id));
         let is_member = match &tombstone {
             Some(tombstone) => self.is_member(tombstone.id).await?,
@@ -371,6 +376,7 @@ impl Enrolment {
     ) -> Result<IssueCertificateResponse, Status> {
         let caller = Caller::of(&request)?;
         let (id, key) = (caller.node()?, caller.public_key()?);
+        self.core.budgets.certificate(id)?;
         let _place = self.turn().await?;
         match request.into_inner().kind {
             Some(Kind::EtcdPeer(_)) => self.issue_peer(id, key).await,

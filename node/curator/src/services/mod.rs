@@ -2,7 +2,6 @@
 //! answers. Authorization has taken place before a method is called.
 
 mod aaa;
-mod bucket;
 mod curator;
 mod enrolment;
 mod kubernetes;

@@ -27,6 +27,13 @@ pub(super) async fn update(
         wanted: "a Curve25519 public key of 32 bytes",
         found: error.to_string(),
     })?;
+    let known = core
+        .cache
+        .node(caller)
+        .and_then(|(node, _)| node.networking);
+    if known.is_none_or(|networking| networking.key != key) {
+        core.budgets.mesh_key(caller)?;
+    }
     let decide = || async {
         core.reads.linearizable().await?;
         let node = core.find(caller).await?.ok_or_else(|| {

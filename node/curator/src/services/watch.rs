@@ -96,7 +96,9 @@ async fn watch(
         id => Some(request::parse_node_id(id)?),
     };
     core.reads.linearizable().await?;
-    let stream = streams::watch(core, peer, only);
+    let node = peer.identity().and_then(|identity| identity.node_id());
+    let slot = node.map(|node| core.budgets.watch(node));
+    let stream = streams::watch(core, peer, slot, only);
     Ok(Response::new(stream.boxed()))
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod administration;
+mod budget;
 mod clocks;
 mod configuration;
 mod enrolment;
