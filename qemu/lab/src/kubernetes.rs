@@ -248,8 +248,8 @@ impl Work {
         nodes.inspect_err(|error| self.again(error)).ok()
     }
 
-    /// Whether a pod would be admitted. On a new cluster the default service account gets its token some time after the
-    /// API server is ready, and no pod is admitted before. Asked by a dry run, with an unused name.
+    /// Whether a pod would be admitted. On a new cluster the default service account exists some time after the API
+    /// server is ready, and no pod is admitted before. Asked by a dry run, with an unused name.
     async fn takes_pods(&mut self) -> bool {
         let ask = ["run", "would-be-taken", "--image=none", "--dry-run=server"];
         let taken = self.kubectl(&ask).await.is_ok();

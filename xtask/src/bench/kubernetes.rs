@@ -3,7 +3,7 @@
 //!
 //! The node is the image with the debug service and the bundle, in a direct boot, and has both Kubernetes roles from
 //! its founding. Meanwhile a user on the host takes ownership and generates a kubeconfig. As soon as the node logs that
-//! its API server is ready, the user watches the default service account until it has a token, creates a pod of the
+//! its API server is ready, the user waits for the default service account, creates a pod of the
 //! bundled image, and watches it until it runs. There the clock stops. All of this uses hearthctl and kubectl, with
 //! kubectl's raw requests: further requests that only add convenience are not part of a pod's start. Then the memory of
 //! the idle node's own processes is measured: PID 1 and the core, not etcd and not the Kubernetes programs.

@@ -166,8 +166,8 @@ fn default_namespace() -> Wanted {
     Wanted::new(kinds::NAMESPACES, None, USERS_NAMESPACE, json!({}))
 }
 
-/// The default service account. Pods are rejected before it has a token. The controller-manager
-/// would create it after all of its controllers have started; tokens come from the first of them.
+/// The default service account. Pods are rejected before it exists. The controller-manager would
+/// create it after all of its controllers have started.
 fn default_account() -> Wanted {
     let namespace = Some(USERS_NAMESPACE);
     Wanted::new(kinds::SERVICE_ACCOUNTS, namespace, "default", json!({}))

@@ -218,7 +218,8 @@ impl Round {
         patiently(told, async || Ok(tool::run(&write).await?)).await;
         let works = |line: &str| line.contains(API_WORKS);
         let works = vm.wait_for("an API server", BOUND, works).await?;
-        self.told("secrets", "default-token-", told).await;
+        self.told("serviceaccounts", r#""name":"default""#, told)
+            .await;
         self.ask_for_pod(told).await?;
         self.told("pods", r#""phase":"Running""#, told).await;
         Ok(works.at.as_secs_f64())
