@@ -162,6 +162,7 @@ fn packages(series: &str) -> Vec<Package> {
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
+        program("openssl", "openssl", Needs::BENCH),
         // What sealing is compared with, and the library by which they reach the emulator. tpm2-tools brings the other
         // libraries, which systemd-creds loads.
         program("clevis", "clevis", Needs::BENCH),

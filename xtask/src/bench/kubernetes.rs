@@ -35,7 +35,7 @@ pub(super) fn measure(
     accel: accel::Choice,
     records: &mut Records,
 ) -> Result<()> {
-    setup::ensure(ui, Needs::RUN)?;
+    setup::ensure(ui, Needs::RUN | Needs::BENCH)?;
     let bundle = bundle::ensure(ui, None)?;
     let extension = [image::of_bundle(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;

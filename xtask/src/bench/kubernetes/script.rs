@@ -56,6 +56,8 @@ pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
     tree.program(&programs::etcd(ui)?, "/bin/etcd")?;
     let mkfs = find_program("mkfs.xfs").context("mkfs.xfs is not installed")?;
     tree.program(&mkfs, "/sbin/mkfs.xfs")?;
+    let openssl = find_program("openssl").context("openssl is not installed")?;
+    tree.program(&openssl, "/bin/openssl")?;
     settings(&mut tree)?;
     let path = folder.join("initramfs.zst");
     output::write(&path, &tree.to_zstd()?)?;

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # Starts the programs of Kubernetes without a node around them, by a shell, as fast as possible.
 #
-# Packed as /init, with busybox, etcd, mkfs.xfs, ctr, and the programs' configuration in /etc. The machine has the
+# Packed as /init, with busybox, openssl, etcd, mkfs.xfs, ctr, and the programs' configuration in /etc. The machine has the
 # kernel and the disk of the node that it is compared with. Wherever there is a choice, it favours this script, as long
 # as the real programs schedule a pod and run it: fixed tokens instead of client certificates, one key for everything,
 # no leader election, no dm-verity, a fixed address, a data partition in its original size. Nothing is supervised or
@@ -131,13 +131,13 @@ worker() {
     start proxy kube-proxy --config=/etc/proxy.yaml
 }
 
-# Sends a request to the API server. The answer is in Kubernetes' binary encoding, which is cheaper for the server, and
+# Sends a request to the API server. busybox's wget runs openssl for it: its own TLS is too old for the server. The answer is in Kubernetes' binary encoding, which is cheaper for the server, and
 # still has its words in plain text.
 ask() {
     path=$1
     shift
-    wget -q -O - --header='Authorization: Bearer admin' --header='Accept: application/vnd.kubernetes.protobuf' \
-        "$@" "https://127.0.0.1:6443$path" 2>>$logs/ask
+    wget -q -O - --no-check-certificate --header='Authorization: Bearer admin' \
+        --header='Accept: application/vnd.kubernetes.protobuf' "$@" "https://127.0.0.1:6443$path" 2>>$logs/ask
 }
 
 # Watches changes until a line contains a word. A new connection costs more than waiting on one. (The word must not come
@@ -152,9 +152,9 @@ told() {
     kill $!
 }
 
-# A pod is not admitted before the default service account exists.
+# A pod is not admitted before the default service account exists, the only one of its namespace.
 pod() {
-    told serviceaccounts default
+    told serviceaccounts ServiceAccount
     until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/pod.json >/run/answer; do
         usleep 100000
     done
