@@ -67,8 +67,9 @@ fn without_status(node: &v1::Node) -> v1::Node {
     }
 }
 
-/// An encrypted node gets its key for one boot at a time; here its data are authenticated as well, the strictest form. After an orderly reboot it does not wait, because its former
-/// boot has announced its end; after a reset it waits until that is silent, and says so. The cluster records each boot.
+/// An encrypted node gets its key for one boot at a time; here its data are authenticated as well, the strictest form.
+/// After an orderly reboot it does not wait, because its former boot has announced its end; after a reset it waits until
+/// that is silent, and says so. The cluster records each boot.
 #[tokio::test]
 async fn an_encrypted_member_waits_for_the_end_of_its_former_boot() -> Outcome {
     let test = TestCtx::begin(here!())?;

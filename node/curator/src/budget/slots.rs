@@ -45,10 +45,9 @@ impl NodeSlots {
         taken.last += 1;
         let number = taken.last;
         let places = taken.nodes.entry(node).or_default();
-        while places.len() >= self.most {
-            let Some((_, oldest)) = places.pop_front() else {
-                break;
-            };
+        if places.len() >= self.most
+            && let Some((_, oldest)) = places.pop_front()
+        {
             oldest.cancel();
         }
         places.push_back((number, replaced.clone()));

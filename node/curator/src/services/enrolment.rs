@@ -361,9 +361,8 @@ impl Enrolment {
     /// What is recorded of the node's boots, straight from etcd.
     async fn boots(&self, id: NodeId) -> Result<Boots, Status> {
         let (liveness_key, joins_key) = (state::liveness_key(id), state::joins_key(id));
-        let client = &self.core.client;
-        let both = tokio::try_join!(client.get(&liveness_key), client.get(&joins_key));
-        let (liveness, joins) = both.map_err(|error| unavailable(&error))?;
+        let both = self.core.client.get_all([&liveness_key, &joins_key]).await;
+        let [liveness, joins] = both.map_err(|error| unavailable(&error))?;
         Ok(Boots {
             liveness: versioned(liveness, LivenessRecord::decode)?,
             joins: versioned(joins, state::decode_joins)?,

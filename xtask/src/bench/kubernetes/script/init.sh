@@ -1,11 +1,11 @@
 #!/bin/busybox sh
 # Starts the programs of Kubernetes without a node around them, by a shell, as fast as possible.
 #
-# Packed as /init, with busybox, openssl, etcd, mkfs.xfs, ctr, and the programs' configuration in /etc. The machine has the
-# kernel and the disk of the node that it is compared with. Wherever there is a choice, it favours this script, as long
-# as the real programs schedule a pod and run it: fixed tokens instead of client certificates, one key for everything,
-# no leader election, no dm-verity, a fixed address, a data partition in its original size. Nothing is supervised or
-# restarted.
+# Packed as /init, with busybox, openssl, etcd, mkfs.xfs, ctr, and the programs' configuration in /etc. The machine has
+# the kernel and the disk of the node that it is compared with. Wherever there is a choice, it favours this script, as
+# long as the real programs schedule a pod and run it: fixed tokens instead of client certificates, one key for
+# everything, no leader election, no dm-verity, a fixed address, a data partition in its original size. Nothing is
+# supervised or restarted.
 #
 # Its lines on the console begin with "script: ". "script: running" ends the measurement; "script: failed" means that a
 # program ended, and has its last output.
@@ -131,8 +131,8 @@ worker() {
     start proxy kube-proxy --config=/etc/proxy.yaml
 }
 
-# Sends a request to the API server. busybox's wget runs openssl for it: its own TLS is too old for the server. The answer is in Kubernetes' binary encoding, which is cheaper for the server, and
-# still has its words in plain text.
+# Sends a request to the API server. busybox's wget runs openssl for it: its own TLS is too old for the server. The
+# answer is in Kubernetes' binary encoding, which is cheaper for the server, and still has its words in plain text.
 ask() {
     path=$1
     shift
