@@ -4,6 +4,9 @@
 //! - A child leads its own session and process group, so that a signal to the core's group does not
 //!   reach it, and a kill reaches its children.
 //! - It gets SIGKILL when the core dies for any reason, and when its [`Child`] is dropped.
+//! - When it has exited, the rest of its process group gets SIGKILL: what a program has started does
+//!   not live on beside the next run of the program. Processes that lead a group of their own, as
+//!   containerd's shims do, are not affected.
 //! - Its output is passed line by line to a callback, with a limit on the length of a line. A
 //!   grandchild that keeps the pipe open delays nothing.
 //!
@@ -17,7 +20,7 @@ use std::time::Duration;
 
 use nix::time::ClockId;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinSet;
@@ -183,8 +186,7 @@ impl Child {
         let status = match self.ended {
             Some(status) => status,
             None => {
-                let status = self.process.wait().await;
-                let status = status.map_err(|source| ChildError::Wait {
+                let status = self.reap().await.map_err(|source| ChildError::Wait {
                     program: self.program.clone(),
                     source,
                 })?;
@@ -198,6 +200,14 @@ impl Child {
             self.readers.abort_all();
         }
         Ok(status)
+    }
+
+    async fn reap(&mut self) -> io::Result<ExitStatus> {
+        let process = pidfd_open(self.pid, PidfdFlags::NONBLOCK)?;
+        raw::Watched::new(process)?.readable().await?;
+        // It has exited and has not been waited for, so its ID still belongs to its group.
+        self.kill_group();
+        self.process.wait().await
     }
 
     /// Sends SIGTERM to the child, and SIGKILL to its process group if it has not exited after
@@ -476,6 +486,14 @@ mod tests {
         assert!(runs(pid) && runs(grandchild));
         drop(child);
         ends(pid).await;
+        ends(grandchild).await;
+    }
+
+    #[tokio::test]
+    async fn what_it_has_started_ends_with_it() {
+        let (mut child, mut seen) = shell("sleep 1000 & echo $!; exit 0").await;
+        let grandchild: u32 = seen.recv().await.unwrap().1.parse().unwrap();
+        assert!(child.wait().await.unwrap().success());
         ends(grandchild).await;
     }
 

@@ -39,6 +39,11 @@ impl Watched {
         }
     }
 
+    /// Waits until there is something to read.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await.map(drop)
+    }
+
     /// Writes at once or not at all.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::io::write(self.0.get_ref(), bytes)?)
