@@ -13,8 +13,9 @@ use super::wire::{
 
 /// How many further IDs to draw if one is taken.
 const LEASE_ID_DRAWS: usize = 4;
-/// The upper half of the ID of every lease that is granted here. IDs are positive, and etcd draws
-/// its own at random.
+/// The upper half of the ID of every lease that is granted here. IDs are positive. etcd composes its
+/// own from a member's number and a count that begins with the time: one member in 2^32 would give
+/// a lease of another user this mark.
 const LEASE_ID_MARK: i64 = 0x4b75_6265;
 
 /// etcd's own message, which its clients recognize.

@@ -1,5 +1,6 @@
 //! Lookups of records for decisions and access checks. Each result is a consistent copy.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hearth_api::identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName};
@@ -48,6 +49,11 @@ impl Cache {
         let contents = self.lock();
         let stored = contents.records.record(id)?;
         Some((stored.content.clone(), stored.revision))
+    }
+
+    /// The nodes whose records cannot be read.
+    pub fn unreadable_nodes(&self) -> BTreeSet<NodeId> {
+        self.lock().records.unreadable().collect()
     }
 
     /// The last status that the node has reported, if the node exists.

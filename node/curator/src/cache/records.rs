@@ -32,6 +32,8 @@ pub(super) enum Applied {
 #[derive(Default)]
 struct Stored {
     record: Option<Versioned<NodeRecord>>,
+    /// There is a record, and it cannot be read.
+    unreadable: bool,
     status: Option<Versioned<NodeStatus>>,
     joins: Option<Versioned<Vec<NodeJoin>>>,
 }
@@ -85,7 +87,10 @@ impl Records {
                 return Applied::Members;
             }
             Key::Node(id) => {
-                self.change_node(*id, |stored| stored.record = None);
+                self.change_node(*id, |stored| {
+                    stored.record = None;
+                    stored.unreadable = false;
+                });
                 return Applied::Member(*id);
             }
             Key::Status(id) => {
@@ -126,7 +131,10 @@ impl Records {
             record,
             usable(NodeRecord::decode(&record.key, &record.value))?,
         );
-        self.change_node(id, |stored| stored.record = node);
+        self.change_node(id, |stored| {
+            stored.unreadable = node.is_none();
+            stored.record = node;
+        });
         Ok(Applied::Member(id))
     }
 
@@ -197,7 +205,13 @@ impl Records {
     fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Stored)) {
         let stored = self.nodes.entry(id).or_default();
         change(stored);
-        if stored.record.is_none() && stored.status.is_none() && stored.joins.is_none() {
+        let Stored {
+            record,
+            unreadable,
+            status,
+            joins,
+        } = stored;
+        if record.is_none() && !*unreadable && status.is_none() && joins.is_none() {
             self.nodes.remove(&id);
         }
     }
@@ -206,7 +220,7 @@ impl Records {
     pub(super) fn keys(&self) -> impl Iterator<Item = String> {
         let nodes = self.nodes.iter().flat_map(|(id, stored)| {
             [
-                stored.record.is_some().then(|| state::node_key(*id)),
+                (stored.record.is_some() || stored.unreadable).then(|| state::node_key(*id)),
                 stored.status.is_some().then(|| state::status_key(*id)),
                 stored.joins.is_some().then(|| state::joins_key(*id)),
             ]
@@ -257,6 +271,12 @@ impl Records {
     /// A node's record, if the node exists.
     pub(super) fn record(&self, id: NodeId) -> Option<&Versioned<NodeRecord>> {
         self.nodes.get(&id)?.record.as_ref()
+    }
+
+    /// The nodes whose records cannot be read.
+    pub(super) fn unreadable(&self) -> impl Iterator<Item = NodeId> {
+        let unreadable = self.nodes.iter().filter(|(_, stored)| stored.unreadable);
+        unreadable.map(|(id, _)| *id)
     }
 
     /// The last status reported for this ID, whether or not the node has a record.

@@ -80,8 +80,10 @@ fn a_newer_record_ends_it_and_a_spoilt_one_harms_its_own_node_only() {
     put(&cache, node(2, NodeState::Up, 2));
     put(&cache, record(state::node_key(id(1)), vec![0xff], 3));
     assert!(cache.node(id(1)).is_none());
+    assert_eq!(cache.unreadable_nodes(), [id(1)].into());
     put(&cache, node(1, NodeState::Up, 4));
     assert!(cache.node(id(1)).is_some());
+    assert_eq!(cache.unreadable_nodes(), [].into());
     put(&cache, node(1, NodeState::Unspecified, 5));
     assert!(cache.node(id(1)).is_none());
     assert!(cache.node(id(2)).is_some());

@@ -18,7 +18,7 @@
 //! member, remove the role and the intent. Members of etcd without a record are removed the same
 //! way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use hearth_api::identity::NodeId;
@@ -33,8 +33,10 @@ pub(super) struct View {
     pub own: NodeId,
     /// The members of etcd.
     pub members: Vec<Member>,
-    /// All nodes.
+    /// All nodes whose records can be read.
     pub nodes: BTreeMap<NodeId, NodeView>,
+    /// The nodes whose records cannot be read: nothing is known about them.
+    pub unreadable: BTreeSet<NodeId>,
     /// Pending intents, in the order in which they are executed.
     pub intents: Vec<Intent>,
     /// Whether etcd's timing is set for several members.
@@ -357,12 +359,14 @@ fn without_member(view: &View) -> Option<Step> {
     dangling.next().map(|(node, _)| Step::Clear(*node))
 }
 
-/// Removes a member that has no node record with a matching role.
+/// Removes a member that has no node record with a matching role. A record that cannot be read says
+/// nothing about the role: its member stays, so that one damaged record does not shrink the
+/// consensus.
 fn without_record(view: &View) -> Option<Step> {
     view.members.iter().find_map(|member| {
         let node = member.node()?;
         // Nodes with an intent are handled by it.
-        if view.intent_of(node).is_some() {
+        if view.intent_of(node).is_some() || view.unreadable.contains(&node) {
             return None;
         }
         let role = view.nodes.get(&node).and_then(|node_view| node_view.role);

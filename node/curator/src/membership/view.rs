@@ -37,6 +37,7 @@ pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewErro
     Ok(View {
         own: core.node_id,
         nodes: nodes.iter().filter_map(node_view).collect(),
+        unreadable: core.cache.unreadable_nodes(),
         intents,
         members: core.members.list().await?,
         peer_timing_ready: core.peers.is_peer_timing_ready(),

@@ -1,8 +1,6 @@
 //! Model test: etcd, records and nodes as plain data, and a leader that may fail after any half of
 //! a step.
 
-use std::collections::BTreeSet;
-
 use hearth_consensus::peer_url;
 use proptest::prelude::*;
 
@@ -45,6 +43,7 @@ fn voters(count: u8) -> View {
                 )
             })
             .collect(),
+        unreadable: BTreeSet::new(),
         intents: Vec::new(),
         peer_timing_ready: true,
         learner: Learner::default(),
@@ -173,6 +172,16 @@ fn who_leaves_is_missed_by_none() {
         view.may_leave_after_all(node(1)),
         Err(CannotLeave::Last(node(1)))
     );
+}
+
+#[test]
+fn a_member_whose_record_cannot_be_read_stays() {
+    let mut view = voters(3);
+    view.nodes.remove(&node(2));
+    view.unreadable.insert(node(2));
+    assert_eq!(plan(&view), None);
+    view.unreadable.clear();
+    assert_eq!(plan(&view), Some(Step::Remove(node(2), MemberId(102))));
 }
 
 #[test]
