@@ -12,16 +12,17 @@ use hearth_sys::cidr::Cidr;
 use super::Rejection;
 use crate::state::NodeRecord;
 
-/// Which certificate a node gets. `node` and `status` are its records, `controllers` the nodes
-/// selected by [`is_controller`]. A node reports its address itself, and with a server certificate
-/// for an API server's address it could pose as that API server. So addresses of controllers are
-/// refused.
+/// Which certificate a node gets. `node` and `status` are its records, `others` the nodes selected by
+/// [`reports`] for its address. A node reports its address itself, and with a server certificate for
+/// another node's address it could pose as that node, for example to the API servers when somebody
+/// executes a command in a pod. So addresses that another node has reported are refused, also if
+/// that node is not heard: it may have been silenced.
 pub fn worker(
     id: NodeId,
     purpose: Purpose,
     node: Option<&NodeRecord>,
     status: Option<&NodeStatus>,
-    controllers: &[Node],
+    others: &[Node],
 ) -> Result<Certificate<'static>, Rejection> {
     // A node that is being decommissioned loses this role first and stays UP.
     let is_worker = node
@@ -33,7 +34,7 @@ pub fn worker(
         Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
         Purpose::KubeletServer => {
             let address = status.and_then(address).ok_or(Rejection::NoAddress(id))?;
-            if let Some(whose) = belongs_to_others(id, address, controllers) {
+            if let Some(whose) = belongs_to_others(id, address, others) {
                 return Err(Rejection::AddressOfOthers {
                     node: id,
                     address,
@@ -50,6 +51,11 @@ pub fn worker(
             found: "none".into(),
         }),
     }
+}
+
+/// Whether a node has reported this address, and is UP.
+pub fn reports(node: &Node, at: IpAddr) -> bool {
+    node.state() == NodeState::Up && node.status.as_ref().and_then(address) == Some(at)
 }
 
 /// Whether a node runs an API server, or will.
@@ -75,30 +81,31 @@ pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Rejection> {
 }
 
 /// Why this node cannot have an address: a description of its owner, or `None` if it can.
-fn belongs_to_others(id: NodeId, at: IpAddr, controllers: &[Node]) -> Option<&'static str> {
+fn belongs_to_others(id: NodeId, at: IpAddr, others: &[Node]) -> Option<String> {
     let of = |network: &str| {
         network
             .parse()
             .is_ok_and(|network: Cidr| network.contains(at))
     };
     if at.is_loopback() {
-        return Some("a loopback address");
+        return Some("a loopback address".to_owned());
     }
     if of(SERVICE_NETWORK) {
-        return Some("in the service network");
+        return Some("in the service network".to_owned());
     }
     if of(POD_NETWORK) {
-        return Some("in the pod network");
+        return Some("in the pod network".to_owned());
     }
-    let is_there = |node: &&Node| node.status.as_ref().and_then(address) == Some(at);
-    let other = controllers.iter().filter(is_there);
-    let mut other = other.filter(|node| node.id != id.to_string());
-    other
-        .next()
-        .map(|_| "the address of a Kubernetes controller")
+    let mut others = others.iter().filter(|node| reports(node, at));
+    let other = others.find(|node| node.id != id.to_string())?;
+    Some(format!(
+        "the address of node {}: delete that node if it is lost, or give one of them another address",
+        other.id
+    ))
 }
 
-fn address(status: &NodeStatus) -> Option<IpAddr> {
+/// The address that a node has reported.
+pub fn address(status: &NodeStatus) -> Option<IpAddr> {
     status.external_address.parse().ok()
 }
 
@@ -164,6 +171,7 @@ mod tests {
             });
             let at = |id: NodeId, address: &str| Node {
                 id: id.to_string(),
+                state: NodeState::Up.into(),
                 status: Some(NodeStatus {
                     external_address: address.into(),
                     ..Default::default()
@@ -171,9 +179,17 @@ mod tests {
                 ..Default::default()
             };
             let other = NodeId::from_bytes([6; 16]);
-            let controllers = [at(id(), "192.0.2.1"), at(other, "192.0.2.6")];
+            let decommissioned = Node {
+                state: NodeState::Decommissioned.into(),
+                ..at(NodeId::from_bytes([7; 16]), "192.0.2.1")
+            };
+            let others = [
+                at(id(), "192.0.2.1"),
+                at(other, "192.0.2.6"),
+                decommissioned,
+            ];
             let purpose = Purpose::KubeletServer;
-            worker(id(), purpose, Some(&up), status.as_ref(), &controllers)
+            worker(id(), purpose, Some(&up), status.as_ref(), &others)
         };
         for others in ["127.0.0.1", "::1", "10.224.0.1", "10.208.3.4", "192.0.2.6"] {
             assert!(

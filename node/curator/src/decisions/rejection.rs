@@ -253,7 +253,7 @@ pub enum Rejection {
         /// The address that it has reported.
         address: IpAddr,
         /// What the address is instead.
-        whose: &'static str,
+        whose: String,
     },
     /// No node is a Kubernetes controller.
     #[error(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use hearth_api::identity::{NodeId, PublicKey};
-use hearth_api::names::LONGEST_CONDITION;
+use hearth_api::names::{LONGEST_CONDITION, pods};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::tls::PeerCertificate;
@@ -75,7 +75,9 @@ impl Curator for Service {
         &self,
         request: Request<UpdateNodeStatusRequest>,
     ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
-        let caller = Caller::of(&request)?.node()?;
+        let caller = Caller::of(&request)?;
+        let remote = caller.remote().ip();
+        let caller = caller.node()?;
         let UpdateNodeStatusRequest { node_id, status } = request.into_inner();
         if parse_node_id(&node_id)? != caller {
             return Err(Status::permission_denied(format!(
@@ -83,7 +85,7 @@ impl Curator for Service {
             )));
         }
         let status = status.ok_or_else(|| Status::invalid_argument("status is required"))?;
-        let status = check_status(status)?;
+        let status = check_status(status, remote)?;
         self.store_status(caller, status).await?;
         Ok(Response::new(UpdateNodeStatusResponse {}))
     }
@@ -307,20 +309,30 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         && *recorded_settings == new.recorded_settings
 }
 
-/// Validates a status.
-fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
-    let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
-    // Loopback addresses are valid: all nodes of a test cluster can run on one machine.
-    let reachable = |address: IpAddr| {
-        let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
-        !(address.is_unspecified() || address.is_multicast() || broadcast)
+/// Whether other nodes may be told to send packets to this address, as one of a node that has called
+/// from `remote`.
+fn is_reachable(address: IpAddr, remote: IpAddr) -> bool {
+    let special = match address {
+        IpAddr::V4(v4) => {
+            v4.is_broadcast() || pods::NETWORK.contains(v4) || pods::SERVICE_NETWORK.contains(v4)
+        }
+        // Useless without the name of a link.
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
     };
+    // All nodes of a cluster may run on one machine.
+    let local = address.is_loopback() && !remote.to_canonical().is_loopback();
+    !(address.is_unspecified() || address.is_multicast() || special || local)
+}
+
+/// Validates a status from a node that has called from `remote`.
+fn check_status(status: NodeStatus, remote: IpAddr) -> Result<NodeStatus, Status> {
+    let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
     // Stored in its canonical form, so that it can be compared.
     let address: IpAddr = status
         .external_address
         .parse()
         .ok()
-        .filter(|address| reachable(*address))
+        .filter(|address| is_reachable(*address, remote))
         .ok_or_else(|| {
             wrong(
                 "external_address",
@@ -414,9 +426,14 @@ fn is_camel_case(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The address of a caller.
+    const REMOTE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
     fn status() -> NodeStatus {
         NodeStatus {
@@ -445,10 +462,13 @@ mod tests {
     #[test]
     fn conditions_are_few_short_and_printable() {
         let with = |conditions: Vec<NodeCondition>| {
-            check_status(NodeStatus {
-                conditions,
-                ..status()
-            })
+            check_status(
+                NodeStatus {
+                    conditions,
+                    ..status()
+                },
+                REMOTE,
+            )
         };
         let good = condition("KubernetesWorker", "NotInstalled", "the image has none");
         assert!(with(vec![good.clone(), condition("Other", "", "")]).is_ok());
@@ -480,10 +500,13 @@ mod tests {
                 recovery_recipient: recovery_recipient.to_vec(),
                 owner_public_key: owner_public_key.to_vec(),
             };
-            check_status(NodeStatus {
-                recorded_settings: Some(recorded),
-                ..status()
-            })
+            check_status(
+                NodeStatus {
+                    recorded_settings: Some(recorded),
+                    ..status()
+                },
+                REMOTE,
+            )
         };
         assert!(with(0, &[], &[]).is_ok());
         for (field, status) in [
@@ -499,7 +522,7 @@ mod tests {
 
     #[test]
     fn a_status_has_an_address_that_others_can_use() {
-        assert!(check_status(status()).is_ok());
+        assert!(check_status(status(), REMOTE).is_ok());
         for wrong in [
             "",
             "localhost",
@@ -510,12 +533,18 @@ mod tests {
             "224.0.0.1",
             "ff02::1",
             "192.0.2.01",
+            "127.0.0.1",
+            "::1",
+            "::ffff:192.0.2.1",
+            "fe80::1",
+            "10.208.3.1",
+            "10.224.0.1",
         ] {
             let status = NodeStatus {
                 external_address: wrong.into(),
                 ..status()
             };
-            let error = check_status(status).unwrap_err();
+            let error = check_status(status, REMOTE).unwrap_err();
             assert!(
                 error.message().contains("external_address"),
                 "{wrong}: {error}"
@@ -526,9 +555,14 @@ mod tests {
             ..status()
         };
         assert_eq!(
-            check_status(status).unwrap().external_address,
+            check_status(status, REMOTE).unwrap().external_address,
             "2001:db8::1"
         );
+        let here = NodeStatus {
+            external_address: "127.0.0.1".into(),
+            ..status()
+        };
+        assert!(check_status(here, Ipv4Addr::LOCALHOST.into()).is_ok());
     }
 
     #[test]
@@ -571,7 +605,7 @@ mod tests {
             ),
         ];
         for (field, status) in wrong {
-            let error = check_status(status).unwrap_err();
+            let error = check_status(status, REMOTE).unwrap_err();
             assert!(error.message().contains(field), "{error}");
         }
     }
@@ -604,7 +638,7 @@ mod tests {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
                 recorded_settings: None,
-            });
+            }, REMOTE);
         }
     }
 }

@@ -41,8 +41,11 @@ pub(super) async fn worker_certificate(
     core.reads.linearizable().await?;
     let node = core.cache.node(id).map(|(node, _)| node);
     let status = core.cache.status(id);
-    let controllers = core.cache.nodes(kubernetes::is_controller);
-    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &controllers)?;
+    let address = status.as_ref().and_then(kubernetes::address);
+    let others = core
+        .cache
+        .nodes(|node| address.is_some_and(|address| kubernetes::reports(node, address)));
+    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &others)?;
     let (certificate, ca_certificate) = issue(core, &what, key).await?;
     tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued Kubernetes certificate");
     Ok(IssueCertificateResponse {
