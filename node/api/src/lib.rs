@@ -39,6 +39,7 @@ mod redacted;
 pub mod schema;
 pub mod server;
 pub mod settings;
+pub mod shares;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tls;

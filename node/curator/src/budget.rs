@@ -25,7 +25,6 @@
 mod rate;
 mod slots;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
@@ -88,13 +87,13 @@ impl Default for Limits {
 /// The budgets of all nodes.
 pub struct Budgets {
     status: NodeRates,
-    reports: Arc<NodeSlots>,
+    reports: NodeSlots,
     liveness: NodeRates,
     mesh_keys: NodeRates,
     joins: NodeRates,
     certificates: NodeRates,
-    watches: Arc<NodeSlots>,
-    heartbeats: Arc<NodeSlots>,
+    watches: NodeSlots,
+    heartbeats: NodeSlots,
 }
 
 /// A status report in progress. A newer one of the same node ends it.

@@ -21,10 +21,9 @@ mod connection;
 mod places;
 mod services;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +31,7 @@ use futures::future::BoxFuture;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
@@ -46,6 +45,7 @@ pub use services::Services;
 use crate::certificates::CertificateError;
 use crate::identity::{NodeCredentials, NodeId};
 use crate::lifetime::End;
+use crate::shares::{Share, Shares, block};
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
 use places::ConnectionLimiter;
@@ -53,8 +53,8 @@ use places::ConnectionLimiter;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Concurrent handshakes. A further one replaces the oldest: old handshakes are mostly those of
-    /// silent peers, which must not block others.
+    /// Concurrent handshakes. A further one replaces the oldest one of the address that has the most:
+    /// old handshakes are mostly those of silent peers, which must not block others.
     pub handshakes: usize,
     /// A handshake that takes longer is aborted.
     pub handshake_timeout: Duration,
@@ -285,8 +285,7 @@ impl Server {
             ready,
         });
         let mut running = JoinSet::new();
-        // Running handshakes, the oldest first.
-        let mut ages: VecDeque<AbortHandle> = VecDeque::new();
+        let shares = Shares::new(self.limits.handshakes, self.limits.handshakes);
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -294,15 +293,9 @@ impl Server {
                 accepted = listener.accept() => {
                     match accepted {
                         Ok((stream, remote)) => {
-                            ages.retain(|handshake| !handshake.is_finished());
-                            if ages.len() >= self.limits.handshakes
-                                && let Some(oldest) = ages.pop_front()
-                            {
-                                debug!("too many concurrent handshakes: aborting the oldest");
-                                oldest.abort();
-                            }
-                            let task = Arc::clone(&handshake).run(stream, remote);
-                            ages.push_back(running.spawn(task.in_current_span()));
+                            let share = shares.take(block(remote.ip()));
+                            let task = Arc::clone(&handshake).run(stream, remote, share);
+                            running.spawn(task.in_current_span());
                         }
                         Err(error) => {
                             // Mostly out of file descriptors. Retrying at once would only waste CPU
@@ -353,6 +346,8 @@ enum Refused {
     Socket(#[source] io::Error),
     #[error("TLS handshake not complete within {0:?}")]
     Slow(Duration),
+    #[error("too many concurrent handshakes: another one has taken the place of this one")]
+    Replaced,
     #[error("TLS handshake failed")]
     Handshake(#[source] io::Error),
     #[error("client certificate rejected")]
@@ -364,8 +359,14 @@ enum Refused {
 }
 
 impl Handshake {
-    async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr) {
-        match self.connection(stream, remote).await {
+    async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr, share: Share<IpAddr>) {
+        let connection = tokio::select! {
+            biased;
+            () = share.lost() => Err(Refused::Replaced),
+            connection = self.connection(stream, remote) => connection,
+        };
+        drop(share);
+        match connection {
             Ok(connection) => self.ready.send(connection).await,
             Err(refused) => {
                 let why = crate::chain(&refused);

@@ -11,7 +11,7 @@
 //! address.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Limits, Refused};
 use crate::identity::{Identity, NodeId};
+use crate::shares::block;
 use crate::tls::PeerCertificate;
 
 /// A connection that has made no call for this long is idle. A new connection is not: its first
@@ -233,17 +234,6 @@ struct StrangersPlace {
 impl Drop for StrangersPlace {
     fn drop(&mut self) {
         lock(&self.strangers).here.remove(&self.taken.number);
-    }
-}
-
-/// What counts as one address: for IPv6 a whole /64, which is what a single machine commonly has.
-fn block(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

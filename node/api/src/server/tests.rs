@@ -23,6 +23,7 @@ use crate::v1::{
     GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest, UpdateNodeStatusRequest,
 };
 
+mod handshakes;
 mod http2;
 
 /// Longer than anything here takes, even on a busy machine.
@@ -597,49 +598,6 @@ async fn one_node_does_not_take_the_places_of_all() {
     .await
     .expect("its turn comes");
     info(second).await.expect("who is in stays in");
-}
-
-#[tokio::test]
-async fn the_silent_keep_nobody_out() {
-    let f = Fixture::with_limits(Limits {
-        handshakes: 2,
-        handshake_timeout: 10 * LONG,
-        ..Limits::default()
-    })
-    .await;
-    let mut silent = Vec::new();
-    for _ in 0..5 {
-        silent.push(TcpStream::connect(f.curator.address).await.expect("TCP"));
-    }
-    tokio::time::timeout(LONG, info(f.as_owner()))
-        .await
-        .expect("at once")
-        .expect("served");
-    // The oldest one was closed.
-    let mut rest = Vec::new();
-    let _ = tokio::time::timeout(LONG, silent[0].read_to_end(&mut rest))
-        .await
-        .expect("it is hung up on");
-}
-
-#[tokio::test]
-async fn silent_handshakes_are_given_up() {
-    let f = Fixture::with_limits(Limits {
-        handshakes: 2,
-        handshake_timeout: Duration::from_millis(300),
-        ..Limits::default()
-    })
-    .await;
-    let mut silent = Vec::new();
-    for _ in 0..2 {
-        silent.push(TcpStream::connect(f.curator.address).await.expect("TCP"));
-    }
-    for mut silent in silent {
-        let mut rest = Vec::new();
-        let _ = tokio::time::timeout(LONG, silent.read_to_end(&mut rest))
-            .await
-            .expect("it is hung up on");
-    }
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@
 //! than a resolver waits. Without name servers the response is an error at once, so that programs
 //! do not hang.
 //!
-//! The number of outstanding queries, the time of each, and the cache ([`Cache`], in number and
+//! The number of outstanding queries, which clients share fairly ([`Shares`]), the time of each, and the cache ([`Cache`], in number and
 //! size of responses) are limited. The cache is for many pods that query the same few names, not
 //! for saving traffic.
 
@@ -20,12 +20,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_api::names::pods;
+use hearth_api::shares::Shares;
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{RData, Record, RecordType};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use super::answer::{self, DATAGRAM_BYTES, Reply};
@@ -35,8 +35,9 @@ use super::zone;
 const SERVER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Timeout for all of them: resolvers usually retry after five seconds.
 const ALL_ANSWER_WITHIN: Duration = Duration::from_millis(4500);
-/// Maximum number of outstanding queries.
-const MAX_OPEN_QUESTIONS: usize = 256;
+/// Maximum number of outstanding queries, and of those of one client.
+const MAX_OPEN_QUESTIONS: usize = 512;
+const MAX_OPEN_QUESTIONS_OF_ONE: usize = 64;
 /// Maximum number of cached responses, each of which fits into a datagram.
 const MAX_KEPT_ANSWERS: usize = 1024;
 /// Maximum time for which a response is cached.
@@ -53,8 +54,10 @@ pub enum ForwardError {
     /// There are none, neither from DHCP nor in the parameters.
     #[error("the node has no name servers")]
     NoServers,
-    /// The limit of outstanding queries has been reached.
-    #[error("too many outstanding queries: {MAX_OPEN_QUESTIONS}")]
+    /// Newer queries have taken the place of this one.
+    #[error(
+        "more than {MAX_OPEN_QUESTIONS} outstanding queries, or {MAX_OPEN_QUESTIONS_OF_ONE} of one client"
+    )]
     Busy,
     /// None of the servers has responded.
     #[error("no response from any name server in time")]
@@ -76,7 +79,7 @@ pub enum ForwardError {
 pub struct Forwarder {
     resolv_conf: PathBuf,
     port: u16,
-    open: Semaphore,
+    open: Arc<Shares<IpAddr>>,
     /// Index of the server that responded last, modulo the number of servers.
     preferred: AtomicUsize,
     cache: Mutex<Cache>,
@@ -106,20 +109,25 @@ impl Forwarder {
         Self {
             resolv_conf,
             port,
-            open: Semaphore::new(MAX_OPEN_QUESTIONS),
+            open: Shares::new(MAX_OPEN_QUESTIONS, MAX_OPEN_QUESTIONS_OF_ONE),
             preferred: AtomicUsize::new(0),
             cache: Mutex::new(Cache::default()),
             random: SystemRandom::new(),
         }
     }
 
-    /// Returns the response from the cache, or from a name server.
-    pub async fn ask(&self, asked: &Asked) -> Result<Reply, ForwardError> {
+    /// Returns the response from the cache, or from a name server, for this client.
+    pub async fn ask(&self, client: IpAddr, asked: &Asked) -> Result<Reply, ForwardError> {
         if let Some(reply) = self.cache().find(asked, Instant::now()) {
             return Ok(reply);
         }
-        let _place = self.open.try_acquire().map_err(|_| ForwardError::Busy)?;
-        let message = timeout(ALL_ANSWER_WITHIN, self.ask_in_turn(asked)).await;
+        let place = self.open.take(client);
+        let message = tokio::select! {
+            biased;
+            () = place.lost() => return Err(ForwardError::Busy),
+            message = timeout(ALL_ANSWER_WITHIN, self.ask_in_turn(asked)) => message,
+        };
+        drop(place);
         let message = message.map_err(|_| ForwardError::Silent)??;
         // Pods may query zones that they control themselves: large responses are not cached.
         let is_small = message
@@ -344,13 +352,15 @@ fn holds_for(reply: &Reply) -> Option<u32> {
     (seconds > 0).then_some(seconds)
 }
 
-/// Forwards a query, and puts the records `before`, CNAMEs of the zone, before the answers.
+/// Forwards a query of a client, and puts the records `before`, CNAMEs of the zone, before the
+/// answers.
 pub async fn follow(
     forwarder: &Arc<Forwarder>,
+    client: IpAddr,
     asked: &Asked,
     mut before: Vec<Record>,
 ) -> Result<Reply, ForwardError> {
-    let mut reply = forwarder.ask(asked).await?;
+    let mut reply = forwarder.ask(client, asked).await?;
     before.append(&mut reply.answers);
     reply.answers = before;
     Ok(reply)

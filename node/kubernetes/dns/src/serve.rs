@@ -3,18 +3,19 @@
 //! Only pods and nodes are answered: other clients that can send packets here (a machine in the
 //! same network with a route to the pods) get no response, so that no node is an open resolver.
 //! Queries that the zone can answer are answered at once; queries that are forwarded wait in tasks
-//! of their own, as many as [`Forwarder`] allows. There are at most [`MAX_STREAMS`] streams.
+//! of their own, as many as [`Forwarder`] allows. There are at most [`MAX_STREAMS`] streams, which
+//! clients share fairly ([`Shares`]): a pod that opens many does not keep others from theirs.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::shares::Shares;
 use hearth_base::event::Value;
 use hickory_proto::op::ResponseCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -22,8 +23,9 @@ use super::answer::{self, Local, Question, Received, Reply, Transport};
 use super::forward::{Asked, ForwardError, Forwarder, follow};
 use super::zone::{self, Zone};
 
-/// Maximum number of open streams.
-const MAX_STREAMS: usize = 128;
+/// Maximum number of open streams, and of those of one client.
+const MAX_STREAMS: usize = 256;
+const MAX_STREAMS_OF_ONE: usize = 16;
 /// Idle timeout of a stream, and timeout for writing a response.
 const STREAM_WAITS_FOR: Duration = Duration::from_secs(10);
 /// The largest datagram that is read; longer ones are cut off.
@@ -83,11 +85,12 @@ impl Server {
 
 async fn ask(
     forwarder: Arc<Forwarder>,
+    client: IpAddr,
     question: Box<Question>,
     asked: Asked,
     before: Vec<hickory_proto::rr::Record>,
 ) -> Vec<u8> {
-    let reply = match follow(&forwarder, &asked, before).await {
+    let reply = match follow(&forwarder, client, &asked, before).await {
         Ok(reply) => reply,
         Err(error) => {
             if !matches!(error, ForwardError::NoServers) {
@@ -128,7 +131,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
             Next::Ask(question, asked, before) => {
                 let (forwarder, socket) = (server.forwarder.clone(), socket.clone());
                 asking.spawn(async move {
-                    let bytes = ask(forwarder, question, asked, before).await;
+                    let bytes = ask(forwarder, from.ip(), question, asked, before).await;
                     drop(socket.send_to(&bytes, from).await);
                 });
             }
@@ -138,7 +141,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
 
 /// Serves TCP. Returns only on an error.
 pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), io::Error> {
-    let places = Arc::new(Semaphore::new(MAX_STREAMS));
+    let places = Shares::new(MAX_STREAMS, MAX_STREAMS_OF_ONE);
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -153,15 +156,16 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
             Err(error) if is_of_one(&error) => continue,
             Err(error) => return Err(error),
         };
-        // Above the limit the stream is closed at once.
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            continue;
-        };
         if (server.admits)(from.ip()) {
             let server = server.clone();
+            let place = places.take(from.ip());
             open.spawn(async move {
-                let _place = place;
-                if let Err(error) = stream_of_one(&server, stream).await {
+                let served = tokio::select! {
+                    biased;
+                    () = place.lost() => Err(io::ErrorKind::QuotaExceeded.into()),
+                    served = stream_of_one(&server, from.ip(), stream) => served,
+                };
+                if let Err(error) = served {
                     tracing::trace!(%from, %error, "stream closed");
                 }
             });
@@ -169,7 +173,7 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
     }
 }
 
-async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()> {
+async fn stream_of_one(server: &Server, client: IpAddr, mut stream: TcpStream) -> io::Result<()> {
     let mut bytes = Vec::new();
     loop {
         let length = timeout(STREAM_WAITS_FOR, stream.read_u16()).await??;
@@ -180,7 +184,7 @@ async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()>
             Next::Nothing => return Ok(()),
             Next::Say(bytes) => bytes,
             Next::Ask(question, asked, before) => {
-                ask(server.forwarder.clone(), question, asked, before).await
+                ask(server.forwarder.clone(), client, question, asked, before).await
             }
         };
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;

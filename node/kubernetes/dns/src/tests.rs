@@ -505,3 +505,42 @@ proptest! {
         }
     }
 }
+
+/// Answers for one name only, and is silent about all others.
+fn good_for_one(question: Message) -> Option<Message> {
+    let name = question.queries[0].name.to_ascii();
+    (name == "answered.example.").then(|| good(question))?
+}
+
+#[tokio::test]
+async fn a_client_that_asks_for_much_keeps_nobody_from_asking() {
+    let (port, asked) = other(good_for_one).await;
+    let served = Served::with("nameserver 127.0.0.1\n", port).await;
+    let greedy = UdpSocket::bind(("127.0.0.2", 0)).await.unwrap();
+    greedy.connect(served.at).await.unwrap();
+    for number in 0..1000 {
+        let name = format!("n{number}.silent.example.");
+        let bytes = question(&name, RecordType::A).to_vec().unwrap();
+        greedy.send(&bytes).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let mut streams = Vec::new();
+    for _ in 0..40 {
+        let from = tokio::net::TcpSocket::new_v4().unwrap();
+        from.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        streams.push(from.connect(served.at).await.unwrap());
+    }
+    // It has as many as one may have: the oldest has ended.
+    let ended = within_timeout("the end of the oldest", streams[0].read_u8()).await;
+    assert!(ended.is_err());
+
+    let wanted = question("answered.example.", RecordType::A);
+    for answer in [
+        served.ask(&wanted).await,
+        served.ask_by_stream(&wanted).await,
+    ] {
+        assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(shown(&answer.answers[0]), "192.0.2.80");
+    }
+    assert!(asked.load(std::sync::atomic::Ordering::SeqCst) >= 1);
+}
