@@ -160,6 +160,9 @@ fn packages(series: &str) -> Vec<Package> {
         program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
+        // The packet filter is tested with real packets, in network namespaces.
+        program("nftables", "nft", Needs::TEST),
+        program("iproute2", "ip", Needs::TEST),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
         program("openssl", "openssl", Needs::BENCH),

@@ -6,14 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The programs that a node starts or passes to one of its programs; every bundle must have all of them.
-pub(crate) const PROGRAMS: [&str; 19] = [
+pub(crate) const PROGRAMS: [&str; 16] = [
     "bin/containerd",
     "bin/containerd-shim-runc-v2",
     "bin/du",
     "bin/find",
-    "bin/iptables",
-    "bin/iptables-restore",
-    "bin/iptables-save",
     "bin/kube-apiserver",
     "bin/kube-controller-manager",
     "bin/kube-proxy",

@@ -56,24 +56,19 @@ pub(crate) const KIND: &str = "kubernetes";
 const RELEASE: &str = "bookworm";
 
 /// Packages that files of the tree come from; tree.rs lists which files, and why.
-pub(crate) const FOR_THE_NODE: [&str; 25] = [
+pub(crate) const FOR_THE_NODE: [&str; 20] = [
     "busybox-static",
     "coreutils",
     "findutils",
-    "iptables",
     "libblkid1",
     "libbsd0",
     "libc6",
     "libedit2",
     "libgmp10",
-    "libip4tc2",
-    "libip6tc2",
     "libjansson4",
     "libmd0",
     "libmnl0",
     "libmount1",
-    "libnetfilter-conntrack3",
-    "libnfnetlink0",
     "libnftables1",
     "libnftnl11",
     "libpcre2-8-0",
@@ -295,17 +290,17 @@ mod tests {
     #[test]
     fn files_are_found_by_package() {
         let inputs = inputs(&[
-            "iptables_1.8.9-2_amd64.deb",
             "libmount1_2.38.1-5+deb12u3_amd64.deb",
             "mount_2.38.1-5+deb12u3_amd64.deb",
+            "nftables_1.0.6-2+deb12u2_amd64.deb",
         ]);
         let name = |package| {
             let path = inputs.package(package).unwrap();
             path.file_name().unwrap().to_string_lossy().into_owned()
         };
         assert_eq!(name("mount"), "mount_2.38.1-5+deb12u3_amd64.deb");
-        assert_eq!(inputs.version("iptables").unwrap(), "1.8.9-2");
-        assert!(inputs.package("ipt").is_err());
+        assert_eq!(inputs.version("nftables").unwrap(), "1.0.6-2+deb12u2");
+        assert!(inputs.package("nft").is_err());
     }
 
     #[test]

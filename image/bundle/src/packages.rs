@@ -16,11 +16,6 @@ pub const MOUNTED_AT: &str = "/ext/kubernetes";
 /// The loader's file name.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// The folder that iptables' library loads its extensions from, as Debian compiled it in. An environment variable
-/// overrides it, but then every caller of iptables (kube-proxy, the kubelet, a network plugin, the node) would have to
-/// set it.
-const XTABLES: &[u8] = b"/usr/lib/x86_64-linux-gnu/xtables\0";
-
 /// Why packages could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PackagesError {
@@ -36,25 +31,6 @@ pub enum PackagesError {
     /// A program needs a library that no package has.
     #[error("library {0} is in none of the packages")]
     NoLibrary(String),
-    /// iptables' library is not as expected.
-    #[error("cannot change {}", library.display())]
-    Unchangeable {
-        /// Path of the library.
-        library: PathBuf,
-        /// The underlying error.
-        source: ExtensionsError,
-    },
-}
-
-/// Why the extension folder of iptables' library cannot be changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ExtensionsError {
-    /// Debian compiled in a different folder.
-    #[error("the library does not contain the expected extension folder")]
-    NotNamed,
-    /// The folder occurs twice, or the new name is too long.
-    #[error("cannot replace the extension folder")]
-    NoRoom,
 }
 
 /// The unpacked packages, and the path of each library in them.
@@ -114,13 +90,12 @@ impl Packages {
         self.dir.join(package).join(path)
     }
 
-    /// Makes programs and extensions use the tree's own loader and libraries, and copies those into the tree.
+    /// Makes programs use the tree's own loader and libraries, and copies those into the tree.
     pub(crate) fn relocate(
         &self,
         progress: &dyn Progress,
         root: &Path,
         programs: Vec<PathBuf>,
-        extensions: Vec<PathBuf>,
     ) -> Result<(), PackagesError> {
         let lib = root.join("lib");
         copy(self.library(LOADER)?, &lib.join(LOADER))?;
@@ -133,26 +108,12 @@ impl Packages {
                 .arg(program)
                 .run(progress)?;
         }
-        for extension in &extensions {
-            patch().arg(extension).run(progress)?;
-        }
-        let mut objects = programs;
-        objects.extend(extensions);
-        for library in self.copy_libraries(progress, objects, &lib)? {
+        for library in self.copy_libraries(progress, programs, &lib)? {
             // The C library needs nothing but the loader, and is tested with the loader unmodified.
             if !library.ends_with("libc.so.6") {
                 patch().arg(&library).run(progress)?;
             }
         }
-        let iptables = lib.join("libxtables.so.12");
-        let folder = format!("{MOUNTED_AT}/lib/xtables");
-        let moved = with_extensions_at(&files::read(&iptables)?, &folder).map_err(|source| {
-            PackagesError::Unchangeable {
-                library: iptables.clone(),
-                source,
-            }
-        })?;
-        files::write(&iptables, moved)?;
         Ok(())
     }
 
@@ -194,72 +155,8 @@ impl Packages {
         Ok(copies)
     }
 
-    /// Copies iptables' matches and targets for IPv4. The kernel has no tables for the others. Returns those copies
-    /// that are regular files.
-    pub(crate) fn copy_iptables_extensions(
-        &self,
-        root: &Path,
-    ) -> Result<Vec<PathBuf>, PackagesError> {
-        let from = self.file("iptables", "usr/lib/x86_64-linux-gnu/xtables");
-        let mut extensions = Vec::new();
-        for entry in files::entries(&from)? {
-            let name = entry.file_name();
-            let text = name.to_string_lossy();
-            if !text.starts_with("libxt_") && !text.starts_with("libipt_") {
-                continue;
-            }
-            let to = root.join("lib/xtables").join(&name);
-            if let Ok(target) = entry.path().read_link() {
-                files::link(target, &to)?;
-            } else {
-                copy(&entry.path(), &to)?;
-                extensions.push(to);
-            }
-        }
-        extensions.sort();
-        Ok(extensions)
-    }
-
     fn library(&self, name: &str) -> Result<&Path, PackagesError> {
         let path = self.libraries.get(name).map(PathBuf::as_path);
         path.ok_or_else(|| PackagesError::NoLibrary(name.to_owned()))
-    }
-}
-
-/// The library with another extension folder, whose name must fit in place of the old one.
-fn with_extensions_at(library: &[u8], folder: &str) -> Result<Vec<u8>, ExtensionsError> {
-    let at = |from: usize| {
-        let rest = &library[from..];
-        rest.windows(XTABLES.len())
-            .position(|bytes| bytes == XTABLES)
-    };
-    let Some(position) = at(0) else {
-        return Err(ExtensionsError::NotNamed);
-    };
-    if at(position + 1).is_some() || folder.len() >= XTABLES.len() {
-        return Err(ExtensionsError::NoRoom);
-    }
-    let mut library = library.to_vec();
-    let place = &mut library[position..position + XTABLES.len()];
-    place.fill(0);
-    place[..folder.len()].copy_from_slice(folder.as_bytes());
-    Ok(library)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_folder_of_extensions_is_replaced_once_and_in_place() {
-        let library = [b"abc\0".as_slice(), XTABLES, b"XTABLES_LIBDIR\0"].concat();
-        let folder = format!("{MOUNTED_AT}/lib/xtables");
-        let moved = with_extensions_at(&library, &folder).unwrap();
-        assert_eq!(moved.len(), library.len());
-        assert!(moved.starts_with(format!("abc\0{folder}\0").as_bytes()));
-        assert!(moved.ends_with(b"\0XTABLES_LIBDIR\0"));
-        assert!(with_extensions_at(b"nothing", &folder).is_err());
-        assert!(with_extensions_at(&[XTABLES, XTABLES].concat(), &folder).is_err());
-        assert!(with_extensions_at(&library, &"x".repeat(XTABLES.len())).is_err());
     }
 }

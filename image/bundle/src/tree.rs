@@ -54,14 +54,8 @@ const fn program(package: &'static str, path: &'static str, to: &'static str) ->
 }
 
 /// Every program of Debian, with what calls it.
-const FROM_PACKAGES: [Program; 7] = [
-    // For the chains of portmap, and the node's masquerading: the legacy variant, whose tables are the kernel's own.
-    program(
-        "iptables",
-        "usr/sbin/xtables-legacy-multi",
-        "bin/xtables-legacy-multi",
-    ),
-    // kube-proxy changes its rules for services with it.
+const FROM_PACKAGES: [Program; 6] = [
+    // Rules for packets: those of kube-proxy, of portmap and of the node.
     program("nftables", "usr/sbin/nft", "bin/nft"),
     // The kubelet mounts volumes with these two.
     program("mount", "bin/mount", "bin/mount"),
@@ -71,13 +65,6 @@ const FROM_PACKAGES: [Program; 7] = [
     program("coreutils", "usr/bin/nice", "bin/nice"),
     program("coreutils", "usr/bin/du", "bin/du"),
     program("findutils", "usr/bin/find", "bin/find"),
-];
-
-/// Other names of programs: (link, program), both in `bin`. No ip6tables: pods have IPv4 addresses.
-const LINKS: [(&str, &str); 3] = [
-    ("iptables", "xtables-legacy-multi"),
-    ("iptables-restore", "xtables-legacy-multi"),
-    ("iptables-save", "xtables-legacy-multi"),
 ];
 
 /// The file in `bin` with all Kubernetes programs, and the names that it is called by.
@@ -141,7 +128,7 @@ pub(crate) fn lay_out(
     root: &Path,
 ) -> Result<(), TreeError> {
     let packages = Packages::unpack(progress, inputs, scratch)?;
-    for folder in ["bin", "cni", "lib/xtables", "images", "licences"] {
+    for folder in ["bin", "cni", "lib", "images", "licences"] {
         create_dir(&root.join(folder))?;
     }
     copy(
@@ -151,12 +138,8 @@ pub(crate) fn lay_out(
     for path in COMPILED {
         copy(&compiled.file(path), &root.join(path))?;
     }
-    for (link, target) in CALLED
-        .map(|name| (name, KUBERNETES))
-        .into_iter()
-        .chain(LINKS)
-    {
-        files::link(target, &root.join("bin").join(link))?;
+    for name in CALLED {
+        files::link(KUBERNETES, &root.join("bin").join(name))?;
     }
     let mut dynamic = Vec::new();
     for Program { package, path, to } in &FROM_PACKAGES {
@@ -164,8 +147,7 @@ pub(crate) fn lay_out(
         copy(&packages.file(package, path), &to)?;
         dynamic.push(to);
     }
-    let extensions = packages.copy_iptables_extensions(root)?;
-    packages.relocate(progress, root, dynamic, extensions)?;
+    packages.relocate(progress, root, dynamic)?;
     images(progress, &packages, scratch, root)?;
     licences(&packages, compiled, root)?;
     let versions = compiled.all();

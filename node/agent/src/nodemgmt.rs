@@ -1,4 +1,4 @@
-//! The node's own API: logs and power for operators, and the exchange of addresses for other nodes.
+//! The node's own API: logs, packet filter and power for operators, and the exchange of addresses for other nodes.
 //!
 //! Every node with credentials serves it, without a quorum: an operator can use it when nothing
 //! else answers. Authorization therefore uses what this node knows, which is the curators' nodes as
@@ -28,14 +28,14 @@ use hearth_api::tls::{self, PeerCertificate};
 use hearth_api::v1::node_local_server::NodeLocalServer;
 use hearth_api::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use hearth_api::v1::{
-    GetLogsRequest, GetLogsResponse, LogEntry, LogSeverity, PowerOffRequest, PowerOffResponse,
-    RebootRequest, RebootResponse,
+    GetLogsRequest, GetLogsResponse, GetPacketFilterRequest, GetPacketFilterResponse, LogEntry,
+    LogSeverity, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
 };
 use hearth_base::event::Value;
 use hearth_base::logtree::{Backlog, Entry, LogTree, Query, Severity};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
-use hearth_host::handover::MemberData;
+use hearth_host::handover::{MemberData, PacketFilter};
 use hearth_host::logs::{self, Piece};
 use hearth_host::power::{Power, PowerRequest};
 use tokio::net::TcpListener;
@@ -47,6 +47,10 @@ use super::known::View;
 
 /// Maximum number of concurrent log readers.
 const READERS: usize = 32;
+/// Maximum number of calls at a time that read the packet filter.
+const FILTER_READERS: usize = 2;
+/// Maximum length of a part of the packet filter's rules in bytes.
+const RULES_PART: usize = 64 << 10;
 /// Maximum length of a runnable's name in bytes.
 const LONGEST_NAME: usize = 512;
 /// Name of the root runnable.
@@ -70,6 +74,8 @@ pub struct Worker {
     pub cluster_state: ClusterState,
     /// Read: who the owner is.
     pub recorded: Value<UnlockSettings>,
+    /// Read: the packet filter; not set on a node that has none.
+    pub packet_filter: Value<PacketFilter>,
 }
 
 /// Serves the API once the node is a member.
@@ -88,6 +94,8 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         log_tree: worker.log_tree.clone(),
         power: worker.power.clone(),
         readers: Arc::new(Semaphore::new(READERS)),
+        packet_filter: worker.packet_filter.clone(),
+        filter_readers: Semaphore::new(FILTER_READERS),
     };
     let services = Services::new()
         .with(NodeManagementServer::new(service))
@@ -206,11 +214,14 @@ struct Service {
     log_tree: LogTree,
     power: Power,
     readers: Arc<Semaphore>,
+    packet_filter: Value<PacketFilter>,
+    filter_readers: Semaphore,
 }
 
 #[tonic::async_trait]
 impl NodeManagement for Service {
     type GetLogsStream = BoxStream<'static, Result<GetLogsResponse, Status>>;
+    type GetPacketFilterStream = BoxStream<'static, Result<GetPacketFilterResponse, Status>>;
 
     async fn get_logs(
         &self,
@@ -228,6 +239,28 @@ impl NodeManagement for Service {
             Ok(response(piece))
         });
         Ok(Response::new(pieces.boxed()))
+    }
+
+    async fn get_packet_filter(
+        &self,
+        request: Request<GetPacketFilterRequest>,
+    ) -> Result<Response<Self::GetPacketFilterStream>, Status> {
+        let PacketFilter { nftables, table } = self.packet_filter.get().ok_or_else(|| {
+            Status::failed_precondition(
+                "this node has no packet filter: it has no pods and forwards nothing, because its \
+                 image lacks the extension kubernetes",
+            )
+        })?;
+        let _place = self.filter_readers.try_acquire().map_err(|_| {
+            Status::resource_exhausted("the packet filter of this node is being read: try again")
+        })?;
+        let rules = match request.into_inner().all_tables {
+            true => nftables.ruleset().await,
+            false => nftables.table_with_counters(table).await,
+        };
+        let rules = rules.map_err(|error| Status::internal(hearth_api::chain(&error)))?;
+        let parts: Vec<_> = parts(&rules).map(Ok).collect();
+        Ok(Response::new(futures::stream::iter(parts).boxed()))
     }
 
     async fn reboot(
@@ -256,6 +289,16 @@ impl Service {
         self.power.ask(ending, &who);
         Ok(())
     }
+}
+
+/// The rules in parts that fit a message.
+fn parts(mut rules: &str) -> impl Iterator<Item = GetPacketFilterResponse> {
+    std::iter::from_fn(move || {
+        let (part, rest) = rules.split_at(rules.floor_char_boundary(RULES_PART));
+        rules = rest;
+        let rules = part.to_owned();
+        (!part.is_empty()).then_some(GetPacketFilterResponse { rules })
+    })
 }
 
 fn query(request: GetLogsRequest) -> Result<Query, Status> {

@@ -24,6 +24,16 @@ pub mod ports {
     pub const KUBERNETES_BALANCER: u16 = 6444;
     /// The kubelet's own API.
     pub const KUBELET: u16 = 10250;
+    /// On this machine only: the health of the kubelet.
+    pub const KUBELET_HEALTH: u16 = 10248;
+    /// On this machine only: the metrics of kube-proxy.
+    pub const PROXY_METRICS: u16 = 10249;
+    /// On this machine only: the health of kube-proxy.
+    pub const PROXY_HEALTH: u16 = 10256;
+    /// On this machine only: the controller-manager.
+    pub const CONTROLLER_MANAGER: u16 = 10257;
+    /// On this machine only: the scheduler.
+    pub const SCHEDULER: u16 = 10259;
 }
 
 /// Networks and names of pods and services.

@@ -36,7 +36,7 @@ use hearth_host::power::Power;
 use hearth_host::storage::{DataPartition, System};
 use hearth_host::{boot_record, esp, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
-use hearth_kubernetes::mesh;
+use hearth_kubernetes::{firewall, mesh};
 use hearth_sys::{console, hostname};
 
 use crate::controlplane;
@@ -72,6 +72,7 @@ struct RoleServer {
     hosts: Arc<hosts::Worker>,
     addresses: Arc<addresses::Worker>,
     mesh: Arc<mesh::Worker<mesh::machine::Kernel>>,
+    firewall: Arc<firewall::Worker>,
     kubernetes: Arc<hearth_kubernetes::Worker>,
     nodemgmt: Arc<nodemgmt::Worker>,
     statuspush: Arc<statuspush::Worker>,
@@ -116,6 +117,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (conditions_writer, conditions) = event::value();
     let (may_have_pods_writer, may_have_pods) = event::value();
     let (pod_network_writer, pod_network) = event::value();
+    let (packet_filter_writer, packet_filter) = event::value();
     let (book, learned) = AddressBook::new(tls::wall_clock());
     let refusals_writer = Arc::new(refusals_writer);
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
@@ -208,14 +210,22 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         mesh: Arc::new(mesh::Worker {
             file: root.data.node().mesh(),
             machine: mesh::machine::Kernel::default(),
-            extensions: extensions.clone(),
             member: member.clone(),
             may_have_pods,
             connection: connection.clone(),
             view: view.clone(),
             learned: learned.clone(),
             address: address.clone(),
+            packet_filter: packet_filter.clone(),
             pod_network: pod_network_writer,
+        }),
+        firewall: Arc::new(firewall::Worker {
+            extensions: extensions.clone(),
+            member: member.clone(),
+            view: view.clone(),
+            learned: learned.clone(),
+            address: address.clone(),
+            packet_filter: packet_filter_writer,
         }),
         kubernetes: Arc::new(hearth_kubernetes::Worker {
             root: root.clone(),
@@ -244,6 +254,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             view,
             cluster_state: cluster_state.clone(),
             recorded: recorded.clone(),
+            packet_filter,
         }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
@@ -315,6 +326,7 @@ async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
     ctx.run_worker("heartbeat", &roles.heartbeat, heartbeat::run)?;
     ctx.run_worker("hosts", &roles.hosts, hosts::run)?;
     ctx.run_worker("addresses", &roles.addresses, addresses::run)?;
+    ctx.run_worker("firewall", &roles.firewall, firewall::run)?;
     ctx.run_worker("mesh", &roles.mesh, mesh::run)?;
     ctx.run_worker("kubernetes", &roles.kubernetes, hearth_kubernetes::run)?;
     ctx.run_worker("nodemgmt", &roles.nodemgmt, nodemgmt::run)?;

@@ -205,6 +205,21 @@ pub(crate) enum Node {
         #[command(flatten)]
         output: Output,
     },
+    /// Show the packet filter of a node
+    ///
+    /// The rules are read from the node's kernel, in the syntax of nft(8), with
+    /// the number of packets that each rule has refused.
+    Firewall {
+        #[command(flatten)]
+        which: NodeArg,
+        #[command(flatten)]
+        at: NodeEndpointArg,
+        /// Include the tables of other programs, such as kube-proxy
+        #[arg(long)]
+        all_tables: bool,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Reboot a node
     Reboot {
         #[command(flatten)]

@@ -11,12 +11,14 @@ use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
 use serde::Serialize;
 
 mod consensus;
+mod firewall;
 mod log;
 mod ownership;
 mod settings;
 mod unlocking;
 
 pub(crate) use consensus::Consensus;
+pub(crate) use firewall::Firewall;
 pub(crate) use log::{LogLine, rfc3339};
 use ownership::Recorded;
 pub(crate) use ownership::{Replaced, follows};

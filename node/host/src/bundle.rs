@@ -129,7 +129,7 @@ pub enum Binary {
     Proxy,
     Containerd,
     Runc,
-    Iptables,
+    Nft,
 }
 
 impl Binary {
@@ -142,7 +142,7 @@ impl Binary {
         Self::Proxy,
         Self::Containerd,
         Self::Runc,
-        Self::Iptables,
+        Self::Nft,
     ];
 
     /// The name of its file.
@@ -155,7 +155,7 @@ impl Binary {
             Self::Proxy => "kube-proxy",
             Self::Containerd => "containerd",
             Self::Runc => "runc",
-            Self::Iptables => "iptables",
+            Self::Nft => "nft",
         }
     }
 }

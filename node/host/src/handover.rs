@@ -15,6 +15,7 @@ use hearth_api::v1::{
     ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
 use hearth_sys::cidr::Cidr;
+use hearth_sys::nftables::Nftables;
 
 /// The owner's settings for a cluster to be bootstrapped. They are passed unchanged from the
 /// parameters through the sealed configuration to the control plane.
@@ -106,4 +107,14 @@ pub struct PodNetwork {
     pub range: Cidr,
     /// The node's address in the pod network: the first of the range.
     pub gateway: IpAddr,
+}
+
+/// The node's packet filter rules are in the kernel, and stay there: written by the packet filter,
+/// read by the mesh, which forwards no packet before, and by node management, which shows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketFilter {
+    /// The program that reads and changes them.
+    pub nftables: Nftables,
+    /// The node's own table, in family `inet`.
+    pub table: &'static str,
 }

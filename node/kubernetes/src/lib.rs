@@ -7,7 +7,6 @@
 //! | [`hearth_host::bundle`] | the programs of the extension, and which flags their versions have |
 //! | [`calendar`] | renewal times of certificates |
 //! | [`program`] | a program of the extension as a supervised child process |
-//! | [`hearth_sys::iptables`] | packet rules, with the extension's `iptables` |
 //! | [`kubeconfig`] | kubeconfig files of the programs |
 //! | [`store`] | the API server's access to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
@@ -21,6 +20,7 @@
 //! | [`containerd`] | the container runtime, and the images of the extension |
 //! | [`worker`] | the parts of a worker |
 //! | [`mesh`] | the encrypted network between the pods of all nodes; a worker of its own |
+//! | [`firewall`] | the packet filter of the node; a worker of its own |
 //!
 //! Each role is a runnable of its own ([`RoleSupervisor`]) with the parts of the role below it. The
 //! children of a runnable are fixed once it is healthy, so assigning or removing a role restarts
@@ -50,6 +50,7 @@ pub(crate) mod balancer;
 pub mod calendar;
 mod containerd;
 mod controller;
+pub mod firewall;
 #[cfg(test)]
 mod identities;
 pub mod kubeconfig;

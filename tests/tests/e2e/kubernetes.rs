@@ -3,8 +3,10 @@
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
 use anyhow::{Context, bail, ensure};
+use hearth_api::client::Channel;
 use hearth_api::names;
-use hearth_api::v1::{ClusterState, UpdateNodeRolesRequest};
+use hearth_api::v1::node_management_client::NodeManagementClient;
+use hearth_api::v1::{ClusterState, GetPacketFilterRequest, UpdateNodeRolesRequest};
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
@@ -48,6 +50,10 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
     ensure!(said.await?.trim() == "server");
 
+    host_ports_take_nothing(&kubernetes, &node).await?;
+    let owner = cluster.owner().clone();
+    let mut management = cluster.node(1).vm()?.management(&owner, &node)?;
+    own_rules_are_shown(&mut management).await?;
     kernel_serves_pods(&kubernetes, &node).await?;
 
     cluster.set_roles(1, roles(None, Some(false))).await?;
@@ -65,6 +71,69 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
+}
+
+/// A host port takes neither the node's own ports nor the resolver of the node's pods.
+async fn host_ports_take_nothing(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let with_host_port = |port: u16| {
+        move |spec: &mut Value| {
+            spec["containers"][0]["ports"] = json!([
+                { "containerPort": 80, "hostPort": port },
+                { "containerPort": 80, "hostPort": port, "protocol": "UDP" },
+            ]);
+        }
+    };
+    let refused = kubernetes.probe_as("curator", node, with_host_port(7836));
+    let refused = format!("{:#}", refused.await.err().context("it was accepted")?);
+    ensure!(
+        refused.contains("host port 7836, 7836 is used by the node itself"),
+        "{refused}"
+    );
+    // Port 53 is not the node's, except at the address of the resolver.
+    kubernetes
+        .probe_as("resolver", node, with_host_port(53))
+        .await?;
+    kubernetes.reaches("client", "server", "server").await?;
+    let object = kubernetes.get(&["node", node]).await?;
+    let addresses = items_of(&object["status"]["addresses"]);
+    let address = addresses.iter().find(|a| a["type"] == "InternalIP");
+    let address = address.and_then(|a| a["address"].as_str());
+    let address = address.context("the node has no address")?;
+    let host = format!("{address}:53");
+    kubernetes.reaches("client", &host, "resolver").await?;
+    let words = ["delete", "pod", "resolver", "--wait=false"];
+    kubernetes.kubectl(&words).await.map(drop)
+}
+
+fn items_of(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The packet filter as the node's kernel has it.
+async fn own_rules_are_shown(management: &mut NodeManagementClient<Channel>) -> Outcome {
+    let mut seen = Vec::new();
+    for all_tables in [false, true] {
+        let request = GetPacketFilterRequest { all_tables };
+        let mut parts = management.get_packet_filter(request).await?.into_inner();
+        let mut rules = String::new();
+        while let Some(part) = parts.message().await? {
+            rules += &part.rules;
+        }
+        seen.push(rules);
+    }
+    let [own, all] = &seen[..] else {
+        bail!("{seen:?}");
+    };
+    ensure!(own.starts_with("table inet hearth {"), "{own}");
+    for table in [
+        "table inet hearth {",
+        "table ip kube-proxy {",
+        "table ip cni_hostport {",
+    ] {
+        ensure!(all.contains(table), "no {table}\n{all}");
+    }
+    ensure!(!all.contains("xt "), "rules of iptables\n{all}");
+    Ok(())
 }
 
 /// Prints what a privileged pod misses of the kernel, a line each, and the errors.

@@ -185,6 +185,7 @@ impl Machine {
                 recovery_recipient: None,
                 owner: None,
             }),
+            packet_filter: event::value().1,
         });
         let server = TestSupervisor::run(move |ctx| nodemgmt::run(ctx, server.clone()));
         let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));

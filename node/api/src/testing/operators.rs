@@ -15,10 +15,11 @@ use crate::v1::{
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
-    GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse, Node, NodeRoles,
-    NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
-    ReplaceOwnerRequest, ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
-    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles, node_selector,
+    GetNodesResponse, GetPacketFilterRequest, GetPacketFilterResponse, GetRegisterTicketRequest,
+    GetRegisterTicketResponse, Node, NodeRoles, NodeSelector, NodeState, PowerOffRequest,
+    PowerOffResponse, RebootRequest, RebootResponse, ReplaceOwnerRequest, ReplaceOwnerResponse,
+    UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
+    UpdateNodeRolesResponse, node_roles, node_selector,
 };
 
 impl Answering {
@@ -269,6 +270,7 @@ impl Management for Answering {
 #[tonic::async_trait]
 impl NodeManagement for Answering {
     type GetLogsStream = Answers<GetLogsResponse>;
+    type GetPacketFilterStream = Answers<GetPacketFilterResponse>;
 
     async fn get_logs(
         &self,
@@ -293,6 +295,24 @@ impl NodeManagement for Answering {
             true => Box::pin(answer.chain(stream::pending())),
             false => Box::pin(answer),
         }))
+    }
+
+    async fn get_packet_filter(
+        &self,
+        request: Request<GetPacketFilterRequest>,
+    ) -> Result<Response<Self::GetPacketFilterStream>, Status> {
+        self.called("GetPacketFilter");
+        let parts: &[&str] = match request.into_inner().all_tables {
+            true => &["table inet hearth {\n", "}\ntable ip kube-proxy {\n}\n"],
+            false => &["table inet hearth {\n", "}\n"],
+        };
+        let part = |rules: &&str| {
+            Ok(GetPacketFilterResponse {
+                rules: (*rules).to_owned(),
+            })
+        };
+        let parts: Vec<_> = parts.iter().map(part).collect();
+        Ok(Response::new(Box::pin(stream::iter(parts))))
     }
 
     async fn reboot(&self, _: Request<RebootRequest>) -> Result<Response<RebootResponse>, Status> {

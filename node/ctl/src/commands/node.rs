@@ -26,7 +26,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             let node = find::node(global, &channel, &which.node).await?;
             show(&output::Node::from(&node), output.form)
         }
-        Node::Logs { .. } | Node::Reboot { .. } | Node::PowerOff { .. } => {
+        Node::Logs { .. } | Node::Firewall { .. } | Node::Reboot { .. } | Node::PowerOff { .. } => {
             local::run(global, command).await
         }
         command => change::run(global, command).await,

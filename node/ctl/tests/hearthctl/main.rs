@@ -709,6 +709,13 @@ async fn a_node_is_asked_itself_where_it_is_reached_from_here() {
             "message": "odd\u{1b}[2J",
         })
     );
+    let own = "table inet hearth {\n}\n";
+    assert_eq!(f.ok(&["node", "firewall", &id]).await, own);
+    assert_eq!(
+        f.json(&["node", "firewall", &id, "--all-tables", "-o", "json"])
+            .await,
+        json!({ "rules": format!("{own}table ip kube-proxy {{\n}}\n") })
+    );
     f.ok(&["context", "route", "192.0.2.1:7836"]).await;
 
     // With a full ID and --node-endpoint, no control plane is needed.

@@ -46,6 +46,8 @@ impl Kind {
 
 /// API group of roles and role bindings.
 pub const RBAC: &str = "rbac.authorization.k8s.io";
+/// API group of admission policies.
+const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// `Node`.
 pub const NODES: Kind = Kind::core("Node", "nodes");
@@ -69,6 +71,18 @@ pub const LEASES: Kind = Kind::of("coordination.k8s.io", "Lease", "leases");
 pub const CLUSTER_ROLES: Kind = Kind::of(RBAC, "ClusterRole", "clusterroles");
 /// `ClusterRoleBinding`.
 pub const CLUSTER_ROLE_BINDINGS: Kind = Kind::of(RBAC, "ClusterRoleBinding", "clusterrolebindings");
+/// `ValidatingAdmissionPolicy`.
+pub const ADMISSION_POLICIES: Kind = Kind::of(
+    ADMISSION,
+    "ValidatingAdmissionPolicy",
+    "validatingadmissionpolicies",
+);
+/// `ValidatingAdmissionPolicyBinding`.
+pub const ADMISSION_POLICY_BINDINGS: Kind = Kind::of(
+    ADMISSION,
+    "ValidatingAdmissionPolicyBinding",
+    "validatingadmissionpolicybindings",
+);
 /// `StorageClass`.
 pub const STORAGE_CLASSES: Kind = Kind::of("storage.k8s.io", "StorageClass", "storageclasses");
 /// `RuntimeClass`.

@@ -23,6 +23,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hearth_api::names::ports;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
@@ -46,9 +47,9 @@ pub(crate) struct Ports {
 impl Default for Ports {
     fn default() -> Self {
         Self {
-            apiserver: hearth_api::names::PORT_KUBERNETES,
-            controller_manager: 10257,
-            scheduler: 10259,
+            apiserver: ports::KUBERNETES,
+            controller_manager: ports::CONTROLLER_MANAGER,
+            scheduler: ports::SCHEDULER,
         }
     }
 }

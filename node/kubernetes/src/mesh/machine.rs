@@ -1,20 +1,17 @@
-//! The kernel state of the mesh: two links, a route, the peers, and iptables rules.
+//! The kernel state of the mesh: two links, a route, and the peers.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use hearth_api::identity::MeshSecret;
 use hearth_api::names::{POD_NETWORK, PORT_MESH};
 use hearth_host::networking::PodRange;
 use hearth_sys::cidr::{Cidr, CidrError};
-use hearth_sys::iptables::{Iptables, IptablesError};
 use hearth_sys::netlink::{Netlink, NetlinkError, Route};
 use hearth_sys::sysctl::{self, SysctlError};
 use hearth_sys::wireguard::{Peer, Wireguard, WireguardError};
 
-use super::firewall::Firewall;
 use super::{BRIDGE, LINK, MTU};
 
 /// Why the kernel state cannot be changed.
@@ -29,9 +26,6 @@ pub enum MachineError {
     /// Forwarding or reverse path filtering cannot be set.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// iptables rules cannot be changed.
-    #[error(transparent)]
-    Firewall(#[from] IptablesError),
     /// An address range is invalid.
     #[error(transparent)]
     Cidr(#[from] CidrError),
@@ -44,15 +38,13 @@ pub struct Own {
     pub secret: MeshSecret,
     /// Pod range of the node.
     pub range: PodRange,
-    /// Path of `iptables`.
-    pub iptables: PathBuf,
 }
 
 /// The operations on the kernel state. Every call is idempotent, and may be interrupted: the next
 /// one completes it.
 #[async_trait]
 pub trait Machine: Send + Sync + 'static {
-    /// Sets up the bridge, the WireGuard interface and the rules.
+    /// Sets up the bridge and the WireGuard interface.
     async fn set_up(&self, own: &Own) -> Result<(), MachineError>;
     /// Sets the peers; others are removed.
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError>;
@@ -63,17 +55,9 @@ pub trait Machine: Send + Sync + 'static {
 /// The real kernel.
 #[derive(Default)]
 pub struct Kernel {
-    /// Set once rules have been added since boot. (The process runs as long as the machine, so
-    /// there are no rules of an earlier process.)
-    firewall: Mutex<Option<Firewall>>,
-}
-
-impl Kernel {
-    fn firewall(&self) -> std::sync::MutexGuard<'_, Option<Firewall>> {
-        self.firewall
-            .lock()
-            .unwrap_or_else(|broken| broken.into_inner())
-    }
+    /// Whether the machine forwards packets. (The process runs as long as the machine, so at its
+    /// start it does not.)
+    forwards: AtomicBool,
 }
 
 #[async_trait]
@@ -110,12 +94,7 @@ impl Machine for Kernel {
         for link in [BRIDGE, LINK] {
             sysctl::set(&format!("net.ipv4.conf.{link}.rp_filter"), "1")?;
         }
-        let firewall = Firewall {
-            iptables: Iptables::at(own.iptables.clone()),
-        };
-        *self.firewall() = Some(firewall.clone());
-        firewall.make(own.range).await?;
-        // Last: no forwarding before the rules are in place.
+        self.forwards.store(true, Ordering::Relaxed);
         sysctl::set("net.ipv4.ip_forward", "1")?;
         Ok(())
     }
@@ -129,11 +108,9 @@ impl Machine for Kernel {
         // This removes the route, too.
         netlink.remove_link(LINK).await?;
         netlink.remove_link(BRIDGE).await?;
-        let made = self.firewall().clone();
-        if let Some(firewall) = made {
+        if self.forwards.load(Ordering::Relaxed) {
             sysctl::set("net.ipv4.ip_forward", "0")?;
-            firewall.remove().await?;
-            *self.firewall() = None;
+            self.forwards.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -4,7 +4,8 @@
 //! curators have assigned to it permanently. Its pods are connected to a bridge, [`BRIDGE`].
 //! Packets to pods on other nodes go through one WireGuard interface, [`LINK`], whose peers are the
 //! other workers. The allowed IPs of each peer are its range, so a node can only send packets from
-//! addresses of its own pods. The network between the nodes is not trusted ([`firewall`]).
+//! addresses of its own pods. The network between the nodes is not trusted: nothing is forwarded before
+//! the packet filter is in place ([`firewall`](crate::firewall)).
 //!
 //! Why WireGuard alone and not one of the usual overlays: it is in the kernel, needs no daemon, and
 //! of the cluster it only needs what is in [`View`]. There is one route for all
@@ -23,14 +24,13 @@
 //! than the removal of the role: pods that are terminating may still need the network, and a pod
 //! that is still running when the bridge is removed would not be connected to a new one.
 
-mod firewall;
 mod key;
 pub mod machine;
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,13 +39,11 @@ use hearth_agent::{
     refused,
 };
 use hearth_api::identity::{MeshSecret, NodeId};
-use hearth_api::names::{EXTENSION_KUBERNETES, PORT_MESH};
+use hearth_api::names::PORT_MESH;
 use hearth_api::v1::{NodeRoles, UpdateNodeClusterNetworkingRequest};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
-use hearth_host::bundle::{Binary, Bundle};
-use hearth_host::extensions::Extensions;
-use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
+use hearth_host::handover::{MemberData, PacketFilter, PodNetwork, PodsPossible};
 use hearth_host::networking::{Networking, PodRange};
 use hearth_sys::wireguard::Peer;
 use tonic::Code;
@@ -69,8 +67,6 @@ pub struct Worker<M> {
     pub file: PathBuf,
     /// The kernel.
     pub machine: M,
-    /// The mounted extensions; one of them contains `iptables`.
-    pub extensions: Arc<Extensions>,
     /// Input: the identity of this node.
     pub member: Value<MemberData>,
     /// Input: whether there may be pods; not set means no.
@@ -83,6 +79,8 @@ pub struct Worker<M> {
     pub learned: Value<PeerAddresses>,
     /// Input: the address of this node.
     pub address: Value<IpAddr>,
+    /// Input: set once the packet filter is in place.
+    pub packet_filter: Value<PacketFilter>,
     /// Output: the pod network. It is set after everything has been set up, and cleared before it
     /// is removed.
     pub pod_network: Writer<Option<PodNetwork>>,
@@ -134,8 +132,6 @@ async fn take_part<M: Machine>(
     worker: &Worker<M>,
     member: &MemberData,
 ) -> Outcome {
-    let mounted = worker.extensions.get(EXTENSION_KUBERNETES)?;
-    let iptables = Bundle::open(mounted)?.program(Binary::Iptables);
     let kept = key::load_or_make(&worker.file)?;
     let (assigned_writer, assigned) = event::value::<PodRange>();
     if let Some(range) = kept.range {
@@ -144,7 +140,7 @@ async fn take_part<M: Machine>(
     let ask = |connection| ask(worker, &kept, connection, &assigned_writer);
     tokio::select! {
         outcome = for_each_connection(&worker.connection, ask) => outcome,
-        outcome = keep(health, worker, member, &kept.secret, &iptables, assigned) => outcome,
+        outcome = keep(health, worker, member, &kept.secret, assigned) => outcome,
     }
 }
 
@@ -236,16 +232,15 @@ async fn keep<M: Machine>(
     worker: &Worker<M>,
     member: &MemberData,
     secret: &MeshSecret,
-    iptables: &Path,
     assigned: Value<PodRange>,
 ) -> Outcome {
     let mut ranges = assigned.watch();
     let mut range = ranges.next().await?;
+    worker.packet_filter.watch().next().await?;
     loop {
         let own = Own {
             secret: secret.clone(),
             range,
-            iptables: iptables.to_owned(),
         };
         worker.machine.set_up(&own).await?;
         worker.tell(Some(PodNetwork {

@@ -1,6 +1,7 @@
 //! The worker of the mesh, with a fake kernel that can fail, and a scripted curator.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -11,6 +12,7 @@ use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{ClusterNetworking, Node};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 use hearth_sys::netlink::NetlinkError;
+use hearth_sys::nftables::Nftables;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -50,7 +52,6 @@ impl Fakery {
 #[async_trait]
 impl Machine for Arc<Fakery> {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError> {
-        assert!(own.iptables.ends_with("bin/iptables"));
         let own = (own.secret.public(), own.range);
         self.change(|state| state.own = Some(own))
     }
@@ -77,6 +78,7 @@ struct Meshing {
     view: Writer<Arc<View>>,
     learned: Writer<PeerAddresses>,
     pod_network: Value<Option<PodNetwork>>,
+    packet_filter: Writer<PacketFilter>,
     file: PathBuf,
     worker: TestSupervisor,
     /// Kept, because a closed value would end the worker.
@@ -92,7 +94,7 @@ fn held(worker: bool) -> NodeRoles {
 }
 
 impl Meshing {
-    /// With an extension; there may be pods, and there is no connection yet.
+    /// There may be pods, the packet filter is in place, and there is no connection yet.
     async fn new() -> Self {
         Self::after(|_| ()).await
     }
@@ -100,16 +102,13 @@ impl Meshing {
     /// The same, with a prepared file.
     async fn after(prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let extension = directory.path().join("extension");
-        std::fs::create_dir(&extension).unwrap();
-        let version = "kubernetes 1.37.2\ncontainerd 2.4.2\n";
-        std::fs::write(extension.join("VERSION"), version).unwrap();
-        let extensions = Extensions::none().with(EXTENSION_KUBERNETES, extension);
         prepare(&directory.path().join("mesh.pb"));
-        Self::with(directory, extensions, true).await
+        let test = Self::with(directory, true).await;
+        test.filter();
+        test
     }
 
-    async fn with(directory: tempfile::TempDir, extensions: Extensions, may: bool) -> Self {
+    async fn with(directory: tempfile::TempDir, may: bool) -> Self {
         let file = directory.path().join("mesh.pb");
         let fake = Fake::new(Script::default()).await;
         let (pods, may_have_pods) = event::value();
@@ -117,6 +116,7 @@ impl Meshing {
         let (view_writer, view) = event::value();
         let (learned_writer, learned) = event::value();
         let (pod_network_writer, pod_network) = event::value();
+        let (packet_filter_writer, packet_filter) = event::value();
         let (address_writer, address) = event::value();
         address_writer.set(IpAddr::from([192, 0, 2, 1]));
         let (sender, state) = watch::channel(State::default());
@@ -128,13 +128,13 @@ impl Meshing {
         let worker = Arc::new(Worker {
             file: file.clone(),
             machine: machine.clone(),
-            extensions: Arc::new(extensions),
             member: fixed(fake.member()),
             may_have_pods,
             connection,
             view,
             learned,
             address,
+            packet_filter,
             pod_network: pod_network_writer,
         });
         Self {
@@ -146,11 +146,19 @@ impl Meshing {
             view: view_writer,
             learned: learned_writer,
             pod_network,
+            packet_filter: packet_filter_writer,
             file,
             worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
             _address: address_writer,
             _directory: directory,
         }
+    }
+
+    fn filter(&self) {
+        self.packet_filter.set(PacketFilter {
+            nftables: Nftables::at("nft".into()),
+            table: "hearth",
+        });
     }
 
     fn connect(&self) {
@@ -366,9 +374,24 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
 }
 
 #[tokio::test]
+async fn nothing_is_forwarded_before_the_packet_filter_is_in_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut test = Meshing::with(directory, true).await;
+    test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
+    test.connect();
+    let asked = test.fake.curator.until(|seen| !seen.mesh_keys.is_empty());
+    hearth_base::testing::within_timeout("its range", asked).await;
+    assert_never("a network", test.pod_network.watch().some()).await;
+    assert_eq!(*test.state.borrow_and_update(), State::default());
+    test.filter();
+    test.until("it is set up", |state| state.own.is_some())
+        .await;
+}
+
+#[tokio::test]
 async fn without_pods_nothing_is_done() {
     let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, Extensions::none(), false).await;
+    let mut test = Meshing::with(directory, false).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
     assert_never("a network", test.pod_network.watch().some()).await;

@@ -19,6 +19,7 @@
 //!
 //! [`volumes::plan`]: super::volumes::plan
 
+mod admission;
 pub(crate) mod cluster;
 pub(crate) mod controller;
 pub mod lease;

@@ -15,6 +15,7 @@ use hearth_kubernetes_api::kinds::{self, Kind, RBAC};
 use hearth_kubernetes_api::{ApiError, Client, MANAGER};
 use serde_json::{Value, json};
 
+use super::admission;
 use crate::volumes::plan::Refusal;
 use crate::volumes::{CLASS, PROVISIONER};
 
@@ -39,7 +40,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    fn new(kind: Kind, namespace: Option<&str>, name: &str, mut body: Value) -> Self {
+    pub(super) fn new(kind: Kind, namespace: Option<&str>, name: &str, mut body: Value) -> Self {
         body["apiVersion"] = json!(kind.api_version());
         body["kind"] = json!(kind.name);
         body["metadata"]["name"] = json!(name);
@@ -73,7 +74,7 @@ impl Wanted {
 /// before the namespace of users: a claim without a class that was created before the default class
 /// would never get one.
 pub fn constant() -> Vec<Wanted> {
-    vec![
+    [
         storage_class(),
         runtime_class(),
         default_namespace(),
@@ -82,6 +83,9 @@ pub fn constant() -> Vec<Wanted> {
         binding(),
         dns_service(),
     ]
+    .into_iter()
+    .chain(admission::node_ports())
+    .collect()
 }
 
 /// The permissions of nodes: for DNS, for their volumes, and to see their own Node. Nodes may not

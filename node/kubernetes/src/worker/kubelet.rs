@@ -14,7 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
+use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
@@ -31,7 +31,7 @@ use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
 use super::{PRIVATE, certificates, network};
 
 /// Address of its health endpoint.
-const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ports::KUBELET_HEALTH);
 
 const PROFILE: Profile = Profile::usual(Binary::Kubelet);
 

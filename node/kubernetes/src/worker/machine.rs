@@ -38,8 +38,8 @@ const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Sysctls that pods need. Those that the kubelet sets are not here.
 const SETTINGS: [(&str, &str); 5] = [
-    // Services between pods of one node work only if packets on the bridge pass the iptables rules
-    // of kube-proxy.
+    // Services between pods of one node work only if packets on the bridge pass the rules of
+    // kube-proxy.
     ("net.bridge.bridge-nf-call-iptables", "1"),
     ("net.bridge.bridge-nf-call-ip6tables", "1"),
     // These limits are per user, and all containers run as root: the defaults are too low.

@@ -2,7 +2,7 @@
 //!
 //! The bridge belongs to the mesh, which creates it before this file is written. Allocated
 //! addresses are stored in memory, because no pod outlives the boot. There is no masquerading here:
-//! pods see each other's addresses, and the mesh masquerades traffic that leaves the pod network.
+//! pods see each other's addresses, and the packet filter masquerades traffic that leaves the pod network.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
                     "routes": [{ "dst": Cidr::ALL_V4.to_string() }],
                 },
             },
-            { "type": "portmap", "capabilities": { "portMappings": true } },
+            { "type": "portmap", "backend": "nftables", "capabilities": { "portMappings": true } },
         ],
     })
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::names::POD_NETWORK;
+use hearth_api::names::{POD_NETWORK, ports};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure};
@@ -21,7 +21,7 @@ use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::{EphemeralWorker, Root};
 use hearth_kubernetes_api::Client;
 use hearth_sys::files::{self, FileError};
-use hearth_sys::iptables::{Iptables, IptablesError};
+use hearth_sys::nftables::{Nftables, NftablesError};
 use serde_json::{Value as Json, json};
 
 use super::super::balancer;
@@ -30,15 +30,15 @@ use super::super::program::{self, Profile, Program, ProgramError, Progress, prob
 use super::{PRIVATE, certificates};
 
 /// Address of its health endpoint.
-const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ports::PROXY_HEALTH);
 /// Address of its metrics.
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ports::PROXY_METRICS);
 /// Maximum size of a CA certificate.
 const MAX_CA_BYTES: u64 = 64 << 10;
 /// Timeout of the cleanup of its rules.
 const CLEAR_WITHIN: Duration = Duration::from_secs(20);
-/// The chain of the portmap plugin that jumps to its chains for single pods.
-const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
+/// Removes the table of the portmap plugin, which may not be there.
+const CLEAR_HOST_PORTS: &str = "add table ip cni_hostport; delete table ip cni_hostport";
 
 const PROFILE: Profile = Profile {
     // A low priority, as where it runs as a pod, which usually requests a tenth of a processor: its
@@ -164,14 +164,9 @@ pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     }
 }
 
-async fn clear_host_ports(bundle: &Bundle) -> Result<(), IptablesError> {
-    let iptables = Iptables::at(bundle.program(Binary::Iptables));
-    // It is created for the first pod with a host port.
-    if iptables.holds("nat", "-S", HOST_PORTS, &[]).await? {
-        iptables.change("nat", "-F", HOST_PORTS, &[]).await?;
-        tracing::info!("removed the rules of host ports");
-    }
-    Ok(())
+async fn clear_host_ports(bundle: &Bundle) -> Result<(), NftablesError> {
+    let nftables = Nftables::at(bundle.program(Binary::Nft));
+    nftables.apply(CLEAR_HOST_PORTS).await
 }
 
 #[cfg(test)]

@@ -73,6 +73,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
         Node::List { .. }
         | Node::Describe { .. }
         | Node::Logs { .. }
+        | Node::Firewall { .. }
         | Node::Reboot { .. }
         | Node::PowerOff { .. } => Ok(()),
     }

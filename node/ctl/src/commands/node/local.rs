@@ -1,4 +1,4 @@
-//! Calls to a node itself: logs, reboot, power off. The control plane is needed only to look up the
+//! Calls to a node itself: logs, packet filter, reboot, power off. The control plane is needed only to look up the
 //! node's address; with a full node ID and `--node-endpoint` it is not needed at all.
 
 use std::net::IpAddr;
@@ -7,11 +7,12 @@ use hearth_api::client::{Channel, within};
 use hearth_api::identity::NodeId;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
-    self, GetLogsRequest, LogSeverity, NodeState, PowerOffRequest, RebootRequest,
+    self, GetLogsRequest, GetPacketFilterRequest, LogSeverity, NodeState, PowerOffRequest,
+    RebootRequest,
 };
 use tonic::Status;
 
-use super::super::{print, print_json_line};
+use super::super::{print, print_json, print_json_line};
 use super::{change, find};
 use crate::args::{Confirm, Format, Global, Node, NodeEndpointArg, Severity};
 use crate::failure::{Failure, Kind};
@@ -39,6 +40,15 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
                     .into(),
             };
             logs(global, &node.id, channel, request, output.form).await
+        }
+        Node::Firewall {
+            which,
+            at,
+            all_tables,
+            output,
+        } => {
+            let (node, channel) = open(global, &which.node, &at).await?;
+            firewall(global, &node.id, channel, all_tables, output.form).await
         }
         Node::Reboot { which, at, sure } => power(global, &which.node, &at, sure, true).await,
         Node::PowerOff { which, at, sure } => power(global, &which.node, &at, sure, false).await,
@@ -149,6 +159,32 @@ async fn logs(
                 answer.missed
             );
         }
+    }
+}
+
+async fn firewall(
+    global: &Global,
+    id: &str,
+    channel: Channel,
+    all_tables: bool,
+    form: Format,
+) -> Result<(), Failure> {
+    let mut management = NodeManagementClient::new(channel);
+    let request = GetPacketFilterRequest { all_tables };
+    let read = within(global.timeout, async {
+        let mut parts = management.get_packet_filter(request).await?.into_inner();
+        let mut rules = String::new();
+        while let Some(part) = parts.message().await? {
+            rules += &part.rules;
+        }
+        Ok(rules)
+    });
+    let failed = |status| at_node(format!("read the packet filter of {id}"), status);
+    let rules = read.await.map_err(failed)?;
+    let firewall = output::Firewall { rules };
+    match form {
+        Format::Table => print(&firewall.text()),
+        Format::Json => print_json(&firewall),
     }
 }
 

@@ -1,0 +1,150 @@
+//! The node's packet filter: what may come in from where, what may pass, and what may leave.
+//!
+//! One table of nf_tables, [`rules::TABLE`], is the node's own; kube-proxy and the CNI plugins have
+//! theirs beside it. It does not depend on the node's roles: it is loaded once the node is a
+//! member, before the mesh forwards the first packet, and stays until the machine stops. So there
+//! is no moment in which a role comes or goes without rules. Nodes whose image lacks the extension
+//! have no pods, forward nothing, and need none.
+//!
+//! The rules follow the addresses of the nodes. Each change replaces the whole table in one
+//! transaction; connections are not affected. What is in the kernel is read back after each change
+//! and then regularly: a pod with the privileges to change it, or a program that flushes all
+//! tables, does not do so for long, and the log says that it was done.
+
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_agent::{MAX_RETRY_DELAY, PeerAddresses, PeerResolver, View};
+use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Health, Outcome};
+use hearth_host::bundle::{Binary, Bundle};
+use hearth_host::extensions::Extensions;
+use hearth_host::handover::{MemberData, PacketFilter};
+use hearth_sys::nftables::{Nftables, NftablesError};
+use tokio::time::{Instant, sleep_until};
+
+pub(crate) use rules::{OWN_TCP, OWN_UDP};
+use rules::{Rules, TABLE};
+
+/// How often the rules in the kernel are compared with what they should be.
+const READ_EVERY: Duration = Duration::from_secs(30);
+
+/// Keeps the packet filter of this node.
+pub struct Worker {
+    /// The mounted extensions; one of them contains `nft`.
+    pub extensions: Arc<Extensions>,
+    /// Input: the identity of this node.
+    pub member: Value<MemberData>,
+    /// Input: the nodes of the cluster.
+    pub view: Value<Arc<View>>,
+    /// Input: the addresses of other nodes.
+    pub learned: Value<PeerAddresses>,
+    /// Input: the address of this node.
+    pub address: Value<IpAddr>,
+    /// Output: set once the rules are in the kernel.
+    pub packet_filter: Writer<PacketFilter>,
+}
+
+/// Runs the packet filter on this node, if its image has the extension.
+pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    ctx.restart_within(Some(MAX_RETRY_DELAY));
+    ctx.until_cancelled(follow(&ctx, &worker)).await
+}
+
+/// Keeps the rules up to date. Returns only on an error.
+async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
+    let health = Health::of(ctx);
+    let Ok(mounted) = worker.extensions.get(EXTENSION_KUBERNETES) else {
+        health.good();
+        return std::future::pending().await;
+    };
+    let member = worker.member.watch().next().await?;
+    let mut filter = Filter::new(Bundle::open(mounted)?.program(Binary::Nft));
+    let mut views = worker.view.watch();
+    let mut learned = worker.learned.watch();
+    let mut addresses = worker.address.watch();
+    let mut known = PeerResolver {
+        own: member.node_id,
+        own_address: worker.address.get(),
+        saved: member.directory.clone(),
+        learned: worker.learned.get().unwrap_or_default(),
+        view: worker.view.get(),
+    };
+    loop {
+        filter
+            .set(Rules::of(known.addresses().into_values()))
+            .await?;
+        if worker.packet_filter.value().get().is_none() {
+            let nftables = filter.nftables.clone();
+            let table = TABLE;
+            worker.packet_filter.set(PacketFilter { nftables, table });
+        }
+        health.good();
+        tokio::select! {
+            view = views.next() => known.view = Some(view?),
+            news = learned.next() => known.learned = news?,
+            address = addresses.next() => known.own_address = Some(address?),
+            () = sleep_until(filter.read_at) => filter.restore().await?,
+        }
+    }
+}
+
+/// The table in the kernel.
+struct Filter {
+    nftables: Nftables,
+    /// The rules that were written last, and what the kernel made of them.
+    written: Option<(Rules, String)>,
+    /// When the kernel's are compared with them next.
+    read_at: Instant,
+}
+
+impl Filter {
+    fn new(program: PathBuf) -> Self {
+        Self {
+            nftables: Nftables::at(program),
+            written: None,
+            read_at: Instant::now(),
+        }
+    }
+
+    /// Makes these the rules in the kernel, if others were written last.
+    async fn set(&mut self, rules: Rules) -> Result<(), NftablesError> {
+        match &self.written {
+            Some((written, _)) if *written == rules => Ok(()),
+            _ => self.write(rules).await,
+        }
+    }
+
+    async fn write(&mut self, rules: Rules) -> Result<(), NftablesError> {
+        self.nftables.apply(&rules.script()).await?;
+        let found = self.nftables.table(TABLE).await?;
+        self.written = Some((rules, found));
+        self.read_at = Instant::now() + READ_EVERY;
+        Ok(())
+    }
+
+    /// Writes the rules again if something else has changed or removed them.
+    async fn restore(&mut self) -> Result<(), NftablesError> {
+        let Some((rules, wanted)) = self.written.take() else {
+            return Ok(());
+        };
+        // A table that cannot be read is most likely not there.
+        let found = self.nftables.table(TABLE).await.unwrap_or_default();
+        if found != wanted {
+            tracing::warn!(
+                "another program has changed the node's packet filter; writing it again"
+            );
+            return self.write(rules).await;
+        }
+        self.written = Some((rules, wanted));
+        self.read_at = Instant::now() + READ_EVERY;
+        Ok(())
+    }
+}

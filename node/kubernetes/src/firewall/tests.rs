@@ -1,0 +1,440 @@
+//! The rules with a real kernel and real connections, in network namespaces: a node with two pods,
+//! the network between the nodes, and another node's pods behind a stand-in for the mesh.
+//!
+//! ```text
+//!   one 10.208.3.2 ─┐
+//!                   ├─ hearth-pods 10.208.3.1  node  192.0.2.1 lan0 ── outside 192.0.2.9, 192.0.2.2
+//!   two 10.208.3.3 ─┘                            └── hearth-mesh ───── far 10.208.4.2
+//! ```
+//!
+//! Every test first shows that the connection is possible without the rules.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+
+use super::*;
+use crate::testing;
+
+/// How long a connection may take that is possible.
+const CONNECTS: Duration = Duration::from_secs(10);
+/// How long is waited for one that is not, where nothing answers.
+const SILENCE: Duration = Duration::from_secs(1);
+
+const NODE: &str = "node";
+const ONE: &str = "one";
+const TWO: &str = "two";
+const OUTSIDE: &str = "outside";
+const FAR: &str = "far";
+
+const GATEWAY: [u8; 4] = [10, 208, 3, 1];
+const POD_ONE: [u8; 4] = [10, 208, 3, 2];
+const POD_FAR: [u8; 4] = [10, 208, 4, 2];
+const NODE_ADDRESS: [u8; 4] = [192, 0, 2, 1];
+const OTHER_NODE: [u8; 4] = [192, 0, 2, 2];
+const NEIGHBOUR: [u8; 4] = [192, 0, 2, 9];
+const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
+
+/// The namespaces of one test.
+struct Net {
+    prefix: String,
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for name in [NODE, ONE, TWO, OUTSIDE, FAR] {
+            let name = self.name(name);
+            let _ = Command::new("ip").args(["netns", "del", &name]).status();
+        }
+    }
+}
+
+impl Net {
+    /// `None`, with a message, if this is not permitted here.
+    fn new() -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("hearth-{}-{number}", std::process::id());
+        if !nix::unistd::geteuid().is_root() {
+            testing::skipped("this requires permission to create network namespaces");
+            return None;
+        }
+        let net = Self { prefix };
+        for name in [NODE, ONE, TWO, OUTSIDE, FAR] {
+            net.ip(&format!("netns add {}", net.name(name)));
+            net.within(name, "link set lo up");
+        }
+        net.within(NODE, "link add hearth-pods type bridge");
+        for (name, address) in [(ONE, "10.208.3.2/24"), (TWO, "10.208.3.3/24")] {
+            net.connect(name, address, "10.208.3.1");
+            net.within(NODE, &format!("link set to-{name} master hearth-pods"));
+        }
+        net.within(NODE, "addr add 10.208.3.1/24 dev hearth-pods");
+        net.within(NODE, "link set hearth-pods up");
+        net.connect(OUTSIDE, "192.0.2.9/24", "192.0.2.1");
+        net.within(OUTSIDE, "addr add 192.0.2.2/24 dev eth0");
+        net.within(NODE, "link set to-outside down");
+        net.within(NODE, "link set to-outside name lan0");
+        net.within(NODE, "addr add 192.0.2.1/24 dev lan0");
+        net.within(NODE, "link set lan0 up");
+        net.within(NODE, "route add default via 192.0.2.9");
+        net.connect(FAR, "10.208.4.2/24", "10.208.4.1");
+        net.within(FAR, "addr add 10.208.4.1/32 dev lo");
+        net.within(FAR, "route replace default dev eth0 src 10.208.4.2");
+        net.within(NODE, "link set to-far down");
+        net.within(NODE, "link set to-far name hearth-mesh");
+        net.within(NODE, "addr add 10.208.3.1/32 dev hearth-mesh");
+        net.within(NODE, "link set hearth-mesh up");
+        net.within(
+            NODE,
+            "route add 10.208.0.0/12 dev hearth-mesh src 10.208.3.1",
+        );
+        net.inside(NODE, || {
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        });
+        Some(net)
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}-{name}", self.prefix)
+    }
+
+    fn ip(&self, arguments: &str) {
+        let run = Command::new("ip").args(arguments.split(' ')).output();
+        let run = run.expect("the program ip");
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "ip {arguments}: {said}");
+    }
+
+    fn within(&self, namespace: &str, arguments: &str) {
+        self.ip(&format!("-n {} {arguments}", self.name(namespace)));
+    }
+
+    /// Connects a namespace with the node: its `eth0`, and `to-NAME` on the node.
+    fn connect(&self, name: &str, address: &str, gateway: &str) {
+        let (node, other) = (self.name(NODE), self.name(name));
+        self.ip(&format!(
+            "link add to-{name} netns {node} type veth peer name eth0 netns {other}"
+        ));
+        self.within(NODE, &format!("link set to-{name} up"));
+        self.within(name, &format!("addr add {address} dev eth0"));
+        self.within(name, "link set eth0 up");
+        self.within(name, &format!("route add default via {gateway}"));
+    }
+
+    /// Runs `work` on a thread in the namespace.
+    fn inside<T: Send>(&self, namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+        let file = format!("/run/netns/{}", self.name(namespace));
+        thread::scope(|scope| {
+            let run = || {
+                setns(File::open(file).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+                work()
+            };
+            scope.spawn(run).join().unwrap()
+        })
+    }
+
+    /// Answers connections to this address in the namespace with its name.
+    fn listen(&self, namespace: &'static str, address: [u8; 4], port: u16) {
+        let address = SocketAddr::from((address, port));
+        let listener = self.inside(namespace, || TcpListener::bind(address).unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let peer = stream.peer_addr().map(|peer| peer.ip().to_string());
+                let _ = stream.write_all(format!("{namespace} {}", peer.unwrap()).as_bytes());
+            }
+        });
+    }
+
+    /// Connects from a namespace: what answers, and the address that it sees.
+    fn ask(&self, from: &str, to: [u8; 4], port: u16, bound: Duration) -> io::Result<String> {
+        self.inside(from, || {
+            let to = SocketAddr::from((to, port));
+            let mut stream = TcpStream::connect_timeout(&to, bound)?;
+            stream.set_read_timeout(Some(bound))?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })
+    }
+
+    fn answers(&self, from: &str, to: [u8; 4], port: u16) -> String {
+        match self.ask(from, to, port, CONNECTS) {
+            Ok(answer) => answer,
+            Err(error) => panic!("{from} to {}:{port}: {error}", Ipv4Addr::from(to)),
+        }
+    }
+
+    /// The connection is refused at once, and not only dropped.
+    fn refused(&self, from: &str, to: [u8; 4], port: u16) {
+        let error = self.ask(from, to, port, CONNECTS).unwrap_err();
+        let kinds = [
+            io::ErrorKind::HostUnreachable,
+            io::ErrorKind::NetworkUnreachable,
+            io::ErrorKind::ConnectionRefused,
+            io::ErrorKind::PermissionDenied,
+        ];
+        let to = Ipv4Addr::from(to);
+        assert!(
+            kinds.contains(&error.kind()),
+            "{from} to {to}:{port}: {error:?}"
+        );
+    }
+
+    fn silent(&self, from: &str, to: [u8; 4], port: u16) {
+        let error = self.ask(from, to, port, SILENCE).unwrap_err();
+        let to = Ipv4Addr::from(to);
+        assert_eq!(
+            error.kind(),
+            io::ErrorKind::TimedOut,
+            "{from} to {to}:{port}: {error:?}"
+        );
+    }
+
+    /// A filter whose program runs in the node's namespace.
+    fn filter(&self) -> (tempfile::TempDir, Filter) {
+        let own = format!(
+            "#!/bin/sh\nexec ip netns exec {} nft \"$@\"\n",
+            self.name(NODE)
+        );
+        let own = own.replace("exec ip", "PATH=/usr/sbin:/usr/bin:/sbin:/bin exec ip");
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("nft");
+        std::fs::write(&program, own).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, executable).unwrap();
+        (directory, Filter::new(program))
+    }
+
+    /// Translates connections to these ports of the node, as the portmap plugin does for host ports.
+    async fn host_ports(&self, filter: &Filter, ports: &[(u16, u16)]) {
+        let to = Ipv4Addr::from(POD_ONE);
+        let rules: String = ports
+            .iter()
+            .map(|(port, of_pod)| format!("tcp dport {port} dnat to {to}:{of_pod};"))
+            .collect();
+        let script = format!(
+            "table ip cni_hostport {{ chain hostports {{ {rules} }}
+             chain prerouting {{ type nat hook prerouting priority dstnat;
+               fib daddr type local jump hostports; }}
+             chain output {{ type nat hook output priority -100;
+               fib daddr type local jump hostports; }} }}"
+        );
+        filter.nftables.apply(&script).await.unwrap();
+    }
+}
+
+fn nodes() -> Rules {
+    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from))
+}
+
+#[tokio::test]
+async fn host_ports_do_not_take_the_nodes_own_ports() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    let own = [7834, 7835, 7836, 6443, 10250];
+    for port in own {
+        net.listen(NODE, [0, 0, 0, 0], port);
+    }
+    net.listen(NODE, LOOPBACK, 6444);
+    net.listen(NODE, GATEWAY, 53);
+    net.listen(ONE, POD_ONE, 80);
+    let taken = own.into_iter().chain([6444, 53, 8080]);
+    let taken: Vec<_> = taken.map(|port| (port, 80)).collect();
+    net.host_ports(&filter, &taken).await;
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 7835), "one 192.0.2.9");
+    assert_eq!(net.answers(TWO, GATEWAY, 53), "one 10.208.3.3");
+
+    filter.set(nodes()).await.unwrap();
+    for port in own {
+        assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, port), "node 192.0.2.9");
+        assert_eq!(net.answers(NODE, NODE_ADDRESS, port), "node 192.0.2.1");
+    }
+    assert_eq!(net.answers(NODE, LOOPBACK, 6444), "node 127.0.0.1");
+    assert_eq!(net.answers(TWO, GATEWAY, 53), "node 10.208.3.3");
+    assert_eq!(net.answers(FAR, GATEWAY, 53), "node 10.208.4.2");
+    // Other ports are the pods' to take.
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 8080), "one 192.0.2.9");
+    assert_eq!(net.answers(NODE, NODE_ADDRESS, 8080), "one 192.0.2.1");
+}
+
+#[tokio::test]
+async fn pods_are_reached_from_outside_through_host_ports_only() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    net.listen(ONE, POD_ONE, 80);
+    net.listen(OUTSIDE, NEIGHBOUR, 80);
+    net.host_ports(&filter, &[(8080, 80)]).await;
+    assert_eq!(net.answers(OUTSIDE, POD_ONE, 80), "one 192.0.2.9");
+    assert_eq!(net.answers(ONE, NEIGHBOUR, 80), "outside 10.208.3.2");
+
+    filter.set(nodes()).await.unwrap();
+    net.refused(OUTSIDE, POD_ONE, 80);
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 8080), "one 192.0.2.9");
+    for from in [TWO, NODE, FAR] {
+        net.answers(from, POD_ONE, 80);
+    }
+    assert_eq!(net.answers(TWO, POD_ONE, 80), "one 10.208.3.3");
+    // Outside, a pod has the address of its node.
+    assert_eq!(net.answers(ONE, NEIGHBOUR, 80), "outside 192.0.2.1");
+}
+
+#[tokio::test]
+async fn packets_that_cannot_come_from_outside_are_dropped() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    net.listen(NODE, [0, 0, 0, 0], 10250);
+    net.listen(NODE, LOOPBACK, 10248);
+    // The address of a pod, in the network between the nodes; a program that listens on loopback
+    // only; a service.
+    net.within(OUTSIDE, "addr add 10.208.9.9/32 dev eth0");
+    net.within(OUTSIDE, "route add 10.224.0.0/16 via 192.0.2.1");
+    net.within(NODE, "route add 10.208.9.9/32 dev lan0");
+    net.within(NODE, "addr add 10.224.0.1/32 dev lo");
+    net.inside(NODE, || {
+        for link in ["all", "lan0"] {
+            let path = format!("/proc/sys/net/ipv4/conf/{link}/route_localnet");
+            std::fs::write(path, "1").unwrap();
+        }
+    });
+    let translated = "table ip t { chain c { type nat hook prerouting priority dstnat;
+                      tcp dport 10249 dnat to 127.0.0.1:10248; } }";
+    filter.nftables.apply(translated).await.unwrap();
+    let forged = || {
+        net.within(
+            OUTSIDE,
+            "route replace 192.0.2.1/32 dev eth0 src 10.208.9.9",
+        );
+        let seen = net.ask(OUTSIDE, NODE_ADDRESS, 10250, SILENCE);
+        net.within(OUTSIDE, "route del 192.0.2.1/32");
+        seen
+    };
+    assert_eq!(forged().unwrap(), "node 10.208.9.9");
+    assert_eq!(
+        net.answers(OUTSIDE, [10, 224, 0, 1], 10250),
+        "node 192.0.2.9"
+    );
+
+    filter.set(nodes()).await.unwrap();
+    assert_eq!(forged().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    net.silent(OUTSIDE, [10, 224, 0, 1], 10250);
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 10250), "node 192.0.2.9");
+}
+
+#[tokio::test]
+async fn pods_reach_a_list_of_ports_on_nodes() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    for port in [6443, 7835, 9100, 10250] {
+        net.listen(NODE, NODE_ADDRESS, port);
+        net.listen(OUTSIDE, OTHER_NODE, port);
+    }
+    net.listen(OUTSIDE, NEIGHBOUR, 7835);
+    let service = "table ip services { chain c { type nat hook prerouting priority dstnat;
+                   ip daddr 10.224.0.7 tcp dport 1 dnat to 192.0.2.2:9100;
+                   ip daddr 10.224.0.7 tcp dport 2 dnat to 192.0.2.1:9100;
+                   ip daddr 10.224.0.7 tcp dport 3 dnat to 192.0.2.2:7835; } }";
+    filter.nftables.apply(service).await.unwrap();
+    for (address, port) in [(NODE_ADDRESS, 7835), (OTHER_NODE, 7835), (OTHER_NODE, 9100)] {
+        net.answers(ONE, address, port);
+    }
+    assert_eq!(net.answers(ONE, [10, 224, 0, 7], 3), "outside 10.208.3.2");
+
+    filter.set(nodes()).await.unwrap();
+    for address in [NODE_ADDRESS, OTHER_NODE] {
+        for port in [6443, 10250] {
+            net.answers(ONE, address, port);
+        }
+        for port in [7835, 9100] {
+            net.refused(ONE, address, port);
+        }
+    }
+    // A service may lead to a port of a node, but not to one of the node's own.
+    let service = [10, 224, 0, 7];
+    assert_eq!(net.answers(ONE, service, 1), "outside 192.0.2.1");
+    assert_eq!(net.answers(ONE, service, 2), "node 10.208.3.2");
+    net.refused(ONE, service, 3);
+    // Machines that are no nodes are not the cluster's concern.
+    net.answers(ONE, NEIGHBOUR, 7835);
+    // The addresses of the nodes change.
+    filter
+        .set(Rules::of([IpAddr::from(NODE_ADDRESS)]))
+        .await
+        .unwrap();
+    net.answers(ONE, OTHER_NODE, 9100);
+}
+
+#[tokio::test]
+async fn nothing_for_pods_and_services_leaves_in_the_clear() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    let service = [10, 224, 0, 9];
+    net.within(OUTSIDE, "addr add 10.224.0.9/32 dev eth0");
+    net.within(OUTSIDE, "addr add 10.208.4.2/32 dev eth0");
+    net.listen(OUTSIDE, service, 80);
+    net.listen(OUTSIDE, POD_FAR, 80);
+    net.listen(FAR, POD_FAR, 80);
+    let answer = |from| net.answers(from, POD_FAR, 80);
+    for from in [ONE, NODE] {
+        assert!(net.answers(from, service, 80).starts_with("outside"));
+        assert!(answer(from).starts_with("far"));
+    }
+    // Without the mesh, and with a more specific route, as a DHCP server can give one.
+    net.within(NODE, "route add 10.208.4.0/24 via 192.0.2.9");
+    for from in [ONE, NODE] {
+        assert!(answer(from).starts_with("outside"));
+    }
+
+    filter.set(nodes()).await.unwrap();
+    for from in [ONE, NODE] {
+        net.refused(from, service, 80);
+        net.refused(from, POD_FAR, 80);
+    }
+    net.within(NODE, "route del 10.208.4.0/24");
+    for from in [ONE, NODE] {
+        assert!(answer(from).starts_with("far"));
+    }
+}
+
+#[tokio::test]
+async fn rules_that_another_program_changed_are_written_again() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    for _ in 0..2 {
+        filter.set(nodes()).await.unwrap();
+    }
+    let whole = filter.nftables.table(TABLE).await.unwrap();
+    for change in [
+        "delete table inet hearth",
+        "flush chain inet hearth passing",
+        "insert rule inet hearth passing accept",
+        "flush set inet hearth nodes",
+        "flush ruleset",
+    ] {
+        filter.nftables.apply(change).await.unwrap();
+        filter.restore().await.unwrap();
+        assert_eq!(
+            filter.nftables.table(TABLE).await.unwrap(),
+            whole,
+            "{change}"
+        );
+    }
+    let other = "table ip other { chain c { } }";
+    filter.nftables.apply(other).await.unwrap();
+    filter.restore().await.unwrap();
+    assert!(
+        filter
+            .nftables
+            .ruleset()
+            .await
+            .unwrap()
+            .contains("table ip other")
+    );
+}
