@@ -105,7 +105,7 @@ mod tests {
         parameters.not_after = (SystemTime::now() + Duration::from_secs(60)).into();
         let signer = rcgen::KeyPair::try_from(&key.expose_pkcs8_der()[..]).unwrap();
         let certificate = parameters.self_signed(&signer).unwrap();
-        KeyAndCertificate::new(&key, certificate.der()).unwrap()
+        KeyAndCertificate::new(&key, certificate.der(), Duration::from_secs(60)).unwrap()
     }
 
     /// The cluster and the user that the file names.

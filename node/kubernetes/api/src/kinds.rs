@@ -61,6 +61,8 @@ pub const VOLUMES: Kind = Kind::core("PersistentVolume", "persistentvolumes");
 pub const CLAIMS: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumeclaims");
 /// `Namespace`.
 pub const NAMESPACES: Kind = Kind::core("Namespace", "namespaces");
+/// `ConfigMap`.
+pub const CONFIG_MAPS: Kind = Kind::core("ConfigMap", "configmaps");
 /// `ServiceAccount`.
 pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts");
 /// `Event`.

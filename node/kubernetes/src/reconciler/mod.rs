@@ -231,6 +231,8 @@ struct Rounds<'a> {
     drift: Instant,
     /// When the next round is due without events.
     next: Instant,
+    /// The applied list of workers.
+    workers: Option<BTreeSet<NodeId>>,
     /// The applied endpoints of the DNS service.
     servers: Option<Vec<(String, Ipv4Addr)>>,
     /// Which volumes each node may release; initially unknown: an earlier leader may have left
@@ -251,6 +253,7 @@ impl<'a> Rounds<'a> {
             patience: Patience::new(reconciler.timing.patience),
             drift: now,
             next: now,
+            workers: None,
             servers: None,
             going: None,
             refused: BTreeSet::new(),
@@ -265,6 +268,7 @@ impl<'a> Rounds<'a> {
             return;
         }
         self.drift = Instant::now() + self.reconciler.timing.drift;
+        self.workers = None;
         self.servers = None;
         // Permissions are applied again only if there are any.
         self.going.take_if(|going| !going.is_empty());
@@ -286,6 +290,9 @@ impl<'a> Rounds<'a> {
     /// Reconciles everything that depends on nodes, claims and volumes; returns whether these are
     /// known.
     async fn follow(&mut self, cluster: &Cluster, seen: &Seen) -> bool {
+        let workers = cluster.nodes.iter().filter(|(_, member)| member.worker);
+        let workers: BTreeSet<NodeId> = workers.map(|(node, _)| *node).collect();
+        self.follow_workers(&workers).await;
         let (Some(nodes), Some(claims), Some(volumes)) =
             (seen.nodes.all(), seen.claims.all(), seen.volumes.all())
         else {
@@ -294,9 +301,8 @@ impl<'a> Rounds<'a> {
         let work = nodes::plan(cluster, nodes.values(), &mut self.patience, Instant::now());
         self.follow_nodes(work).await;
         let there = cluster.nodes.keys().copied().collect();
-        let workers = cluster.nodes.iter().filter(|(_, member)| member.worker);
         let nodes = plan::Nodes {
-            workers: workers.map(|(node, _)| *node).collect(),
+            workers,
             directory: &self.reconciler.volumes,
             all: &there,
         };
@@ -305,6 +311,15 @@ impl<'a> Rounds<'a> {
         self.follow_going(going, &there).await;
         self.follow_volumes(work).await;
         true
+    }
+
+    /// Applies the list of workers, before anything else: a node that was deleted gets no more pods.
+    async fn follow_workers(&mut self, workers: &BTreeSet<NodeId>) {
+        if self.workers.as_ref() != Some(workers) {
+            let applied = admission::workers(workers).apply(&self.client).await;
+            let told = self.done("apply the list of workers", applied);
+            self.workers = told.then(|| workers.clone());
+        }
     }
 
     async fn follow_nodes(&mut self, work: nodes::Work) {

@@ -85,6 +85,7 @@ pub fn constant() -> Vec<Wanted> {
     ]
     .into_iter()
     .chain(admission::node_ports())
+    .chain(admission::workers_only())
     .collect()
 }
 

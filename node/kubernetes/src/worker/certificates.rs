@@ -30,7 +30,7 @@ use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::bundle::Binary;
 use hearth_host::layout::{EphemeralWorker, KeyFiles};
-use hearth_host::pki::kubernetes::{KeyAndCertificate, to_pem};
+use hearth_host::pki::kubernetes::{KeyAndCertificate, WORKER_LIFETIME, to_pem};
 use hearth_kubernetes_api::Client;
 use hearth_sys::files;
 use rustls::ClientConfig;
@@ -189,7 +189,7 @@ impl Worker {
         let issued = issued
             .map_err(|status| Failure::msg(format!("{:?}: {}", status.code(), status.message())))?;
         let issued = issued.into_inner();
-        let certificate = KeyAndCertificate::new(&key, &issued.certificate)?;
+        let certificate = KeyAndCertificate::new(&key, &issued.certificate, WORKER_LIFETIME)?;
         Ok((issued.ca_certificate.into(), certificate))
     }
 }

@@ -13,9 +13,11 @@ use time::OffsetDateTime;
 
 use super::super::{Lifetime, PkiError, ia5, parameters};
 
-/// The lifetime of certificates for Kubernetes' components and for nodes. Long enough for a cluster
-/// that is switched off over the holidays, short enough for one that cannot revoke certificates.
+/// The lifetime of certificates for the components of controllers, which get new ones at every start.
 pub const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The lifetime of certificates for workers. Kubernetes cannot revoke certificates, so this is how
+/// long a deleted worker that does not wipe its keys can still authenticate to API servers.
+pub const WORKER_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// The lifetime of operators' certificates, which are requested anew with every command.
 pub const OPERATOR_LIFETIME: Duration = Duration::from_secs(3600);
 
@@ -108,7 +110,15 @@ impl Certificate<'_> {
     pub fn lifetime(&self) -> Duration {
         match self {
             Self::Operator(_) => OPERATOR_LIFETIME,
-            _ => LIFETIME,
+            Self::KubeletClient(_) | Self::KubeletServer { .. } | Self::Proxy | Self::Node(_) => {
+                WORKER_LIFETIME
+            }
+            Self::ApiServer { .. }
+            | Self::ApiServerKubeletClient
+            | Self::FrontProxyClient
+            | Self::ControllerManager
+            | Self::Scheduler
+            | Self::Reconciler => LIFETIME,
         }
     }
 

@@ -10,11 +10,9 @@ use rustls_pki_types::CertificateDer;
 use zeroize::Zeroizing;
 
 use super::KubernetesPkiError;
-use super::certificate::LIFETIME;
-
-/// How long before its expiry a certificate is renewed: a third of its lifetime, so that renewals
-/// may fail for days without consequences.
-pub const RENEW_BEFORE: Duration = Duration::from_secs(LIFETIME.as_secs() / 3);
+/// A certificate is renewed when this part of its lifetime remains, so that renewals may fail for
+/// hours without consequences.
+const RENEWAL_PART: u32 = 3;
 
 /// Encodes a certificate in PEM, the format that Kubernetes' programs read.
 pub fn to_pem(certificate: &[u8]) -> String {
@@ -93,12 +91,19 @@ impl Issued {
 pub struct KeyAndCertificate {
     issued: Issued,
     key: Pem,
+    lifetime: Duration,
 }
 
 impl KeyAndCertificate {
-    /// Combines a key and the certificate (DER) issued for it. Fails if the certificate is for
+    /// Combines a key and the certificate (DER) issued for it, with the lifetime that such
+    /// certificates have ([`Certificate::lifetime`](super::Certificate::lifetime)): it is not in the
+    /// certificate, which is valid as long as its CA has been. Fails if the certificate is for
     /// another key.
-    pub fn new(key: &SigningKey, certificate: &[u8]) -> Result<Self, KubernetesPkiError> {
+    pub fn new(
+        key: &SigningKey,
+        certificate: &[u8],
+        lifetime: Duration,
+    ) -> Result<Self, KubernetesPkiError> {
         let issued = Issued::parse(certificate)?;
         if issued.public_key != key.public() {
             return Err(KubernetesPkiError::Issued("is for another key"));
@@ -106,6 +111,7 @@ impl KeyAndCertificate {
         Ok(Self {
             issued,
             key: Pem::of(key),
+            lifetime,
         })
     }
 
@@ -131,7 +137,7 @@ impl KeyAndCertificate {
 
     /// The time of renewal.
     pub fn renew_at(&self) -> SystemTime {
-        self.issued.not_after - RENEW_BEFORE
+        self.issued.not_after - self.lifetime / RENEWAL_PART
     }
 
     /// The time until renewal; zero if it is due.

@@ -16,7 +16,7 @@
 //! - The private keys are stored in etcd, under a prefix that only curators and Kubernetes
 //!   controllers can read, and nowhere else; copies in memory are zeroized on drop.
 //! - The CAs have the lifetime of the cluster CA. Their certificates are valid for [`LIFETIME`] at
-//!   most, because Kubernetes does not support revocation: a client loses access because it gets no
+//!   most, those of workers for [`WORKER_LIFETIME`], because Kubernetes does not support revocation: a client loses access because it gets no
 //!   new certificate. The holder of a certificate requests the next one at
 //!   [`KeyAndCertificate::renew_at`].
 //!
@@ -40,9 +40,10 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 pub use certificate::{
     Certificate, FRONT_PROXY_CLIENT, LIFETIME, NODES, OPERATOR_LIFETIME, OPERATORS, RECONCILER,
+    WORKER_LIFETIME,
 };
 use issued::pem_of;
-pub use issued::{Issued, KeyAndCertificate, Pem, RENEW_BEFORE, to_pem};
+pub use issued::{Issued, KeyAndCertificate, Pem, to_pem};
 
 use super::{Authority, Lifetime, PkiError};
 
@@ -164,7 +165,7 @@ impl Authorities {
     ) -> Result<KeyAndCertificate, KubernetesPkiError> {
         let key = SigningKey::generate();
         let issued = self.certify(what, key.public(), now)?;
-        KeyAndCertificate::new(&key, issued.certificate())
+        KeyAndCertificate::new(&key, issued.certificate(), what.lifetime())
     }
 
     /// Issues a certificate for a key that the caller holds.

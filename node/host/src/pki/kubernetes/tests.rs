@@ -191,6 +191,20 @@ fn they_begin_with_their_authority_and_end_before_it() {
         .issue(&Certificate::Operator(&owner), build_time())
         .unwrap();
     assert_eq!(issued.not_after(), build_time() + OPERATOR_LIFETIME);
+    // A worker's are short, because they are all that a deleted one still has.
+    let node = NodeId::from_bytes([7; 16]);
+    for what in [
+        Certificate::KubeletClient(node),
+        Certificate::Proxy,
+        Certificate::Node(node),
+    ] {
+        let issued = authorities.issue(&what, build_time()).unwrap();
+        let hours = |hours: u64| build_time() + Duration::from_secs(hours * 3600);
+        assert_eq!(
+            (issued.renew_at(), issued.not_after()),
+            (hours(16), hours(24))
+        );
+    }
 }
 
 #[test]
@@ -200,12 +214,12 @@ fn a_certificate_belongs_to_its_key() {
     let issued = authorities
         .certify(&Certificate::Proxy, mine.public(), build_time())
         .unwrap();
-    assert!(KeyAndCertificate::new(&mine, issued.certificate()).is_ok());
-    let error = KeyAndCertificate::new(&other, issued.certificate()).unwrap_err();
+    assert!(KeyAndCertificate::new(&mine, issued.certificate(), LIFETIME).is_ok());
+    let error = KeyAndCertificate::new(&other, issued.certificate(), LIFETIME).unwrap_err();
     assert!(error.to_string().contains("another key"), "{error}");
     let longer = [issued.certificate().as_ref(), b"x"].concat();
-    assert!(KeyAndCertificate::new(&mine, &longer).is_err());
-    assert!(KeyAndCertificate::new(&mine, b"").is_err());
+    assert!(KeyAndCertificate::new(&mine, &longer, LIFETIME).is_err());
+    assert!(KeyAndCertificate::new(&mine, b"", LIFETIME).is_err());
 }
 
 #[test]
