@@ -23,7 +23,8 @@ use crate::{Outcome, TestCtx, bounds};
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The bundled test image: a busybox that serves HTTP at this port, whose `/cgi-bin/hostname` returns the pod's name.
 const IMAGE: &str = "hearth.local/probe:1";
-const IMAGE_PORT: u16 = 8080;
+/// The port of its server.
+pub const IMAGE_PORT: u16 = 8080;
 /// Mount path of a pod's volume.
 pub const VOLUME: &str = "/volume";
 

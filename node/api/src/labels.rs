@@ -147,6 +147,11 @@ pub fn is_dns_name(name: &str) -> bool {
     })
 }
 
+/// One label of such a name, as the names of Kubernetes' namespaces are.
+pub fn is_dns_label(name: &str) -> bool {
+    !name.contains('.') && is_dns_name(name)
+}
+
 /// Whether this is a valid key of a label.
 pub fn is_key(key: &str) -> bool {
     match key.split_once('/') {

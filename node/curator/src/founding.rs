@@ -186,6 +186,7 @@ mod tests {
                     cold_start_policy: ColdStartPolicy::Owner.into(),
                     kubernetes: Some(KubernetesConfiguration {
                         synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                        ..KubernetesConfiguration::default()
                     }),
                     curator_session_seconds: 0,
                 },

@@ -542,6 +542,11 @@ impl EphemeralController {
         self.path.join("authorization")
     }
 
+    /// What the API server admits.
+    pub fn admission(&self) -> PathBuf {
+        self.path.join("admission")
+    }
+
     /// The certificate of the front-proxy CA.
     pub fn front_proxy_ca(&self) -> PathBuf {
         self.path.join("front-proxy-ca")

@@ -14,6 +14,7 @@
 //! | [`access`] | TLS configuration of our own clients |
 //! | [`reconciler`] | on controllers: the objects that Hearth maintains in a cluster |
 //! | [`labels`] | synchronization of labels to Kubernetes nodes |
+//! | [`settings`] | on controllers: the cluster's settings for Kubernetes |
 //! | [`services`] | on workers: starts DNS and volumes |
 //! | [`hearth_kubernetes_dns`] | on workers: DNS for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
@@ -59,6 +60,7 @@ pub mod mesh;
 pub mod program;
 pub mod reconciler;
 mod services;
+mod settings;
 #[cfg(test)]
 mod snapshot;
 mod store;

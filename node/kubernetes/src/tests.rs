@@ -25,6 +25,7 @@ pub(super) struct Fake {
     pub state: cluster_state::Writer,
     pub consensus: Writer<Option<hearth_consensus::Handle>>,
     pub address: Writer<IpAddr>,
+    pub connection: Writer<CuratorConnection>,
     conditions: Value<Vec<NodeCondition>>,
     // Values that are not set in these tests.
     _others: Box<dyn std::any::Any + Send>,
@@ -89,13 +90,7 @@ impl Fake {
         let (learned_writer, learned) = event::value();
         let (network_writer, pod_network) = event::value();
         let (may_have_pods, _) = event::value();
-        let others = (
-            member_writer,
-            connection_writer,
-            view_writer,
-            learned_writer,
-            network_writer,
-        );
+        let others = (member_writer, view_writer, learned_writer, network_writer);
         Self {
             _directory: directory,
             parts: Arc::new(Worker {
@@ -120,6 +115,7 @@ impl Fake {
             state,
             consensus: consensus_writer,
             address,
+            connection: connection_writer,
             conditions,
             _others: Box::new(others),
         }

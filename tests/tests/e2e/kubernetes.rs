@@ -10,7 +10,7 @@ use hearth_api::v1::{ClusterState, GetPacketFilterRequest, UpdateNodeRolesReques
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
-use hearth_tests::kubernetes::{VOLUME, condition, items, name};
+use hearth_tests::kubernetes::{IMAGE_PORT, VOLUME, condition, items, name};
 use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
 use serde_json::{Value, json};
 
@@ -50,6 +50,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
     ensure!(said.await?.trim() == "server");
 
+    pods_are_confined_by_default(&kubernetes, &node).await?;
     host_ports_take_nothing(&kubernetes, &node).await?;
     let owner = cluster.owner().clone();
     let mut management = cluster.node(1).vm()?.management(&owner, &node)?;
@@ -73,13 +74,30 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     test.passed()
 }
 
+/// A privileged pod is refused, until the owner says that the namespace may have them.
+async fn pods_are_confined_by_default(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let refused = kubernetes.probe_as("refused", node, privileged).await;
+    let refused = format!("{:#}", refused.err().context("it was accepted")?);
+    ensure!(
+        refused.contains("violates PodSecurity \"baseline:latest\": privileged"),
+        "{refused}"
+    );
+    let level = "pod-security.kubernetes.io/enforce=privileged";
+    let words = ["label", "namespace", "default", level];
+    kubernetes.kubectl(&words).await.map(drop)
+}
+
+fn privileged(spec: &mut Value) {
+    spec["containers"][0]["securityContext"] = json!({ "privileged": true });
+}
+
 /// A host port takes neither the node's own ports nor the resolver of the node's pods.
 async fn host_ports_take_nothing(kubernetes: &Kubernetes, node: &str) -> Outcome {
     let with_host_port = |port: u16| {
         move |spec: &mut Value| {
             spec["containers"][0]["ports"] = json!([
-                { "containerPort": 80, "hostPort": port },
-                { "containerPort": 80, "hostPort": port, "protocol": "UDP" },
+                { "containerPort": IMAGE_PORT, "hostPort": port },
+                { "containerPort": IMAGE_PORT, "hostPort": port, "protocol": "UDP" },
             ]);
         }
     };
@@ -155,9 +173,6 @@ async fn kernel_serves_pods(kubernetes: &Kubernetes, node: &str) -> Outcome {
     };
     ensure!(inside == "0" && outside != "0", "root is {map:?}");
 
-    let privileged = |spec: &mut Value| {
-        spec["containers"][0]["securityContext"] = json!({ "privileged": true });
-    };
     kubernetes.probe_as("privileged", node, privileged).await?;
     let words = ["exec", "privileged", "--", "sh", "-c", MISSING];
     let missing = kubernetes.kubectl(&words).await?;

@@ -3,12 +3,14 @@
 use super::Setting;
 use super::kinds::{Choice, List, Number, Text};
 use crate::labels;
-use crate::v1::{ColdStartPolicy, StorageSecurityPolicy, TpmMode};
+use crate::v1::{ColdStartPolicy, PodSecurityLevel, StorageSecurityPolicy, TpmMode};
 
 /// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
 const LONGEST_CLUSTER_DOMAIN: usize = 80;
 /// Maximum number of patterns that select labels.
 const MOST_LABEL_PATTERNS: usize = 64;
+/// Maximum number of namespaces that are exempt from Pod Security.
+const MOST_EXEMPT_NAMESPACES: usize = 64;
 
 /// All settings.
 pub static SETTINGS: &[Setting] = &[
@@ -83,6 +85,38 @@ pub static SETTINGS: &[Setting] = &[
             max_length: MOST_LABEL_PATTERNS,
             expected: "the key of a label, or the beginning of one followed by \"*\"",
             is_valid: labels::is_pattern,
+        },
+    },
+    Setting {
+        path: "kubernetes.pod_security_level",
+        help: "Pod Security level of namespaces that are not labelled with one",
+        fixed: None,
+        kind: &Choice {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.pod_security_level
+            },
+            name: |level| Some(PodSecurityLevel::try_from(level).ok()?.as_str_name()),
+            default: PodSecurityLevel::Baseline as i32,
+            supported: &[
+                PodSecurityLevel::Privileged as i32,
+                PodSecurityLevel::Baseline as i32,
+                PodSecurityLevel::Restricted as i32,
+            ],
+        },
+    },
+    Setting {
+        path: "kubernetes.pod_security_exempt_namespaces",
+        help: "Namespaces without any Pod Security level, besides kube-system",
+        fixed: None,
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.pod_security_exempt_namespaces
+            },
+            max_length: MOST_EXEMPT_NAMESPACES,
+            expected: "the name of a namespace",
+            is_valid: labels::is_dns_label,
         },
     },
     Setting {

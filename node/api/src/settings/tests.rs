@@ -5,7 +5,7 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, ReflectMessage as _};
 
 use super::*;
-use crate::v1::{KubernetesConfiguration, StorageSecurityPolicy, TpmMode};
+use crate::v1::{KubernetesConfiguration, PodSecurityLevel, StorageSecurityPolicy, TpmMode};
 
 fn configuration_descriptor() -> MessageDescriptor {
     DescriptorPool::decode(crate::FILE_DESCRIPTOR_SET)
@@ -44,6 +44,8 @@ fn example(setting: &Setting) -> &'static str {
         "tpm_mode" => "DISABLED",
         "storage_security_policy" => "PERMISSIVE",
         "cold_start_policy" => "NONE",
+        "kubernetes.pod_security_level" => "RESTRICTED",
+        "kubernetes.pod_security_exempt_namespaces" => "storage,monitoring",
         "curator_session_seconds" => "20",
         _ => "rack,topology.example/*",
     }
@@ -96,8 +98,10 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
         // The first node decides.
         cold_start_policy: 0,
-        // Not created for the sake of an empty list.
-        kubernetes: None,
+        kubernetes: Some(KubernetesConfiguration {
+            pod_security_level: PodSecurityLevel::Baseline.into(),
+            ..KubernetesConfiguration::default()
+        }),
         curator_session_seconds: 6,
     };
     assert_eq!(filled, expected);
@@ -205,7 +209,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
     assert_eq!(
         unknown,
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
-         cold_start_policy, kubernetes.synchronized_labels, curator_session_seconds, got \"kubernetes\""
+         cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
+         kubernetes.pod_security_exempt_namespaces, curator_session_seconds, got \"kubernetes\""
     );
 }
 
@@ -232,6 +237,7 @@ fn configurations() -> impl Strategy<Value = ClusterConfiguration> {
                 cold_start_policy,
                 kubernetes: patterns.map(|patterns: BTreeSet<String>| KubernetesConfiguration {
                     synchronized_labels: patterns.into_iter().collect(),
+                    ..KubernetesConfiguration::default()
                 }),
                 ..ClusterConfiguration::default()
             }

@@ -31,8 +31,8 @@ use crate::v1::node_management_server::NodeManagementServer;
 use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
-    GetCurrentLeaderRequest, GetCurrentLeaderResponse, HeartbeatRequest, LogEntry, Node,
-    NodeStatus, OwnerReplacement, WatchEvent,
+    GetCurrentLeaderRequest, GetCurrentLeaderResponse, HeartbeatRequest, KubernetesConfiguration,
+    LogEntry, Node, NodeStatus, OwnerReplacement, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -276,6 +276,11 @@ impl TestCurator {
         script.configuration.set_cold_start_policy(policy);
         script.recovery_recipient = settings.recovery_recipient;
         script.owner = settings.owner;
+    }
+
+    /// Replaces the settings of Kubernetes.
+    pub fn set_kubernetes(&self, settings: KubernetesConfiguration) {
+        self.answers.script().configuration.kubernetes = Some(settings);
     }
 
     /// Replaces owner and recovery recipient.

@@ -241,6 +241,8 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "storage_security_policy": "NEEDS_INSECURE",
             "cold_start_policy": "NONE",
             "kubernetes.synchronized_labels": [],
+            "kubernetes.pod_security_level": "BASELINE",
+            "kubernetes.pod_security_exempt_namespaces": [],
             "curator_session_seconds": 6,
         })
     );

@@ -126,6 +126,7 @@ fn the_stored_form_of_the_cluster_stays() {
         cold_start_policy: ColdStartPolicy::Owner.into(),
         kubernetes: Some(KubernetesConfiguration {
             synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+            ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 0,
     };

@@ -40,6 +40,7 @@ fn labels(version: u64, patterns: &[&str]) -> ConfigureClusterRequest {
         configuration: Some(ClusterConfiguration {
             kubernetes: Some(KubernetesConfiguration {
                 synchronized_labels: patterns.iter().map(|&p| p.to_owned()).collect(),
+                ..KubernetesConfiguration::default()
             }),
             ..ClusterConfiguration::default()
         }),

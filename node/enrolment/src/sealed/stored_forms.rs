@@ -114,6 +114,7 @@ fn full_founding() -> Founding {
                 cold_start_policy: ColdStartPolicy::Owner.into(),
                 kubernetes: Some(KubernetesConfiguration {
                     synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                    ..KubernetesConfiguration::default()
                 }),
                 curator_session_seconds: 0,
             },

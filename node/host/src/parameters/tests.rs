@@ -177,6 +177,7 @@ fn the_policy_decides_how_the_first_node_stores() {
 fn what_kubernetes_takes_over_is_kept_and_checked() {
     let patterns = |patterns: &[&str]| KubernetesConfiguration {
         synchronized_labels: patterns.iter().map(|&p| p.to_owned()).collect(),
+        ..KubernetesConfiguration::default()
     };
     let wanted = patterns(&["rack", "topology.example/*"]);
     let message = configured(|c| c.kubernetes = Some(wanted.clone()));

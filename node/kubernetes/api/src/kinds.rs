@@ -51,6 +51,8 @@ const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// `Node`.
 pub const NODES: Kind = Kind::core("Node", "nodes");
+/// `Pod`.
+pub const PODS: Kind = Kind::core("Pod", "pods");
 /// `Service`.
 pub const SERVICES: Kind = Kind::core("Service", "services");
 /// `Endpoints`.

@@ -7,6 +7,8 @@ use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPki
 use hearth_sys::files::{self, FileError};
 use serde_json::json;
 
+use super::pod_security::PodSecurity;
+
 /// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
@@ -50,10 +52,10 @@ impl Files {
         issued.save(&keys.certificate(), &keys.key())
     }
 
-    /// Writes who may call the API server, and who decides what they may do. A client has a certificate, which is
+    /// Writes who may call the API server, who decides what they may do, and what pods may ask for. A client has a certificate, which is
     /// configured apart, or the token of a service account; nobody is anonymous. There are no webhooks and no foreign
     /// issuers of tokens.
-    pub(super) fn save_access_rules(&self) -> Result<(), FileError> {
+    pub(super) fn save_access_rules(&self, security: &PodSecurity) -> Result<(), FileError> {
         let authentication = json!({
             "apiVersion": "apiserver.config.k8s.io/v1",
             "kind": "AuthenticationConfiguration",
@@ -70,6 +72,7 @@ impl Files {
         for (path, content) in [
             (self.authentication(), authentication),
             (self.authorization(), authorization),
+            (self.admission(), security.configuration()),
         ] {
             files::write_atomic(&path, content.to_string().as_bytes(), PRIVATE)?;
         }
@@ -84,6 +87,11 @@ impl Files {
     /// Who decides what they may do.
     pub(super) fn authorization(&self) -> PathBuf {
         self.directory.authorization()
+    }
+
+    /// What pods may ask for.
+    pub(super) fn admission(&self) -> PathBuf {
+        self.directory.admission()
     }
 
     /// Paths of a certificate and its key.

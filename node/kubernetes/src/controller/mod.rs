@@ -15,6 +15,7 @@
 //! serves, nothing is started, and the condition says so.
 
 mod files;
+mod pod_security;
 mod programs;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use hearth_api::names::ports;
+use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
@@ -33,8 +35,9 @@ use hearth_host::handover::MemberData;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 
 use super::program::{self, Profile, Progress, ReadLock};
-use super::{RoleCondition, Worker, reconciler, store};
+use super::{RoleCondition, Worker, reconciler, settings, store};
 use files::Files;
+use pod_security::PodSecurity;
 
 /// The ports of the programs.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,8 @@ struct Controller {
     room: Writer<Capacity>,
     /// The state of the API server on this node.
     apiserver: Value<Progress>,
+    /// The cluster's settings.
+    settings: Value<Arc<KubernetesConfiguration>>,
 }
 
 impl Controller {
@@ -104,6 +109,7 @@ pub(crate) async fn run(
         programs::CONTROLLER_MANAGER,
         programs::SCHEDULER,
     ];
+    let (settings_writer, settings) = event::value();
     let progresses = profiles.map(|_| Arc::new(event::value::<Progress>().0));
     let controller = Arc::new(Controller {
         parts: parts.clone(),
@@ -116,7 +122,13 @@ pub(crate) async fn run(
         store_in_use: ReadLock::default(),
         room: event::value().0,
         apiserver: progresses[0].value(),
+        settings,
     });
+    let polled = Arc::new(settings::Worker {
+        connection: parts.connection.clone(),
+        settings: settings_writer,
+    });
+    ctx.run("settings", move |ctx| settings::run(ctx, polled.clone()))?;
     let all = controller.clone();
     ctx.run("store", move |ctx| {
         let all = all.clone();
@@ -142,6 +154,7 @@ pub(crate) async fn run(
             let now = issuer.parts.calendar.now();
             Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
         }),
+        settings: controller.settings.clone(),
         constants: objects.clone(),
     });
     let all = controller.clone();
@@ -273,18 +286,19 @@ async fn keep(
             all.serves().await?;
         }
         let address = all.parts.address.watch().next().await?;
-        Ok::<_, Failure>(address)
+        let settings = all.settings.watch().next().await?;
+        Ok::<_, Failure>((address, PodSecurity::of(&settings)))
     };
-    let address = tokio::select! {
-        address = ready => address?,
+    let (address, security) = tokio::select! {
+        ready = ready => ready?,
         () = ctx.cancelled() => return Ok(Exit::Done),
     };
-    let prepared = programs::prepare(&all, profile, address)?;
+    let prepared = programs::prepare(&all, profile, address, &security)?;
     let _held = match binary {
         Binary::Apiserver => Some(all.store_in_use.hold().await),
         _ => None,
     };
-    let outdated = outdated(&all, binary, address, prepared.renew_at);
+    let outdated = outdated(&all, binary, (address, security), prepared.renew_at);
     let probe = || prepared.probe();
     let log = &all.parts.log_tree;
     program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
@@ -294,11 +308,17 @@ async fn keep(
 async fn outdated(
     all: &Controller,
     binary: Binary,
-    address: IpAddr,
+    (address, security): (IpAddr, PodSecurity),
     renew_at: SystemTime,
 ) -> Result<&'static str, event::Closed> {
     let mut addresses = all.parts.address.watch();
+    let mut settings = all.settings.watch();
     tokio::select! {
+        changed = settings.wait_for(|now| PodSecurity::of(now) != security),
+            if binary == Binary::Apiserver =>
+        {
+            changed.map(|_| "the cluster's settings have changed")
+        }
         // Only the API server is reached from other machines.
         moved = addresses.wait_for(|now| *now != address), if binary == Binary::Apiserver => {
             moved.map(|_| "the node's address has changed")

@@ -15,6 +15,7 @@ use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{ProbeFailure, Profile, Program, Thresholds, probe};
 use super::super::{access, store};
 use super::files::Files;
+use super::pod_security::PodSecurity;
 use super::{Controller, Ports};
 
 /// The enabled controllers: all without those for bootstrap tokens and certificate signing requests, and without
@@ -73,10 +74,11 @@ pub(super) fn prepare(
     all: &Controller,
     profile: Profile,
     address: IpAddr,
+    security: &PodSecurity,
 ) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     if profile.binary == Binary::Apiserver {
-        prepare_apiserver(all, address, now)
+        prepare_apiserver(all, address, security, now)
     } else {
         prepare_companion(all, profile, now)
     }
@@ -85,6 +87,7 @@ pub(super) fn prepare(
 fn prepare_apiserver(
     all: &Controller,
     address: IpAddr,
+    security: &PodSecurity,
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
     let issue = |whose: &str, what: &Certificate<'_>| {
@@ -96,7 +99,7 @@ fn prepare_apiserver(
     let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
     issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
     issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
-    all.files.save_access_rules()?;
+    all.files.save_access_rules(security)?;
     // For the probe, which needs a user that may read `/readyz`. Not written to a file.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
     Ok(Prepared {
@@ -204,7 +207,8 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ("proxy-client-key-file", front_proxy.key().into()),
         ("authorization-config", files.authorization().into()),
         ("enable-admission-plugins", "NodeRestriction".into()),
-        // Which pods may be privileged is up to the policies of the cluster.
+        ("admission-control-config-file", files.admission().into()),
+        // Which pods may be privileged is up to Pod Security.
         ("allow-privileged", "true".into()),
         ("profiling", "false".into()),
         // It would generate a certificate there if it had none.

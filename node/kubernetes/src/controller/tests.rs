@@ -5,15 +5,18 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use hearth_api::testing::TestClock;
+use hearth_api::testing::{Script, TestClock};
 use hearth_base::event::Watcher;
 use hearth_base::testing::TestSupervisor;
 use hearth_consensus::testing::Site;
 use hearth_host::extensions::Extensions;
+use hearth_kubernetes_api::{Client, kinds};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::{Value as Json, json};
 
 use super::*;
+use crate::access;
 use crate::calendar::CertificateClock;
 use crate::testing;
 use crate::tests::Fake;
@@ -75,6 +78,9 @@ struct Plane {
     site: Site,
     etcd: hearth_consensus::testing::Running,
     fake: Fake,
+    /// The curator that the node asks.
+    curator: hearth_agent::testing::Fake,
+    ports: Ports,
     alone: TestSupervisor,
     standings: Watcher<RoleCondition>,
 }
@@ -93,6 +99,8 @@ impl Plane {
         // Not a loopback address, which an API server refuses to advertise. Nothing connects to it.
         fake.address.set([192, 0, 2, 7].into());
         fake.consensus.set(Some(etcd.handle().handle()));
+        let curator = hearth_agent::testing::Fake::new(Script::default()).await;
+        fake.connection.set(curator.connection());
         let (ports, parts) = (free_ports(), fake.parts.clone());
         let condition = Arc::new(event::value::<RoleCondition>().0);
         let standings = condition.value().watch();
@@ -107,11 +115,26 @@ impl Plane {
             site,
             etcd,
             fake,
+            curator,
+            ports,
             alone,
             standings,
         };
         plane.works("the control plane works").await;
         Some(plane)
+    }
+
+    /// A client of the API server that may do everything.
+    async fn client(&self) -> Client {
+        let etcd = self.etcd.handle();
+        let pki = etcd.root().namespaced(ConsensusUser::KubernetesPki);
+        let member = self.fake.parts.member.get().unwrap();
+        let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await;
+        let authorities = authorities.unwrap();
+        let now = SystemTime::now();
+        let own = authorities.issue(&Certificate::Reconciler, now).unwrap();
+        let url = programs::url(Ipv4Addr::LOCALHOST.into(), self.ports.apiserver);
+        access::client(&url, authorities.ca(), &own).unwrap()
     }
 
     async fn works(&mut self, what: &str) {
@@ -186,6 +209,64 @@ async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
         apiserver,
         "nobody else restarts"
     );
+    plane.stop().await;
+}
+
+/// What a pod may ask for follows the cluster's settings; the default is the level baseline.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_may_ask_for_what_the_cluster_permits() {
+    let calendar = CertificateClock::of_this_machine();
+    let Some(mut plane) = Plane::start(calendar).await else {
+        return;
+    };
+    let client = plane.client().await;
+    let create = async |namespace: &str| {
+        let pods = client.within(namespace, kinds::PODS);
+        let pod = json!({
+            "metadata": { "generateName": "pod-" },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i" }],
+                "volumes": [{ "name": "v", "hostPath": { "path": "/data/etcd" } }],
+            },
+        });
+        match pods.create(pod).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(hearth_api::chain(&error)),
+        }
+    };
+    // The accounts of pods exist some time after the API server is ready.
+    let account = async |namespace: &str| {
+        let accounts = client.within(namespace, kinds::SERVICE_ACCOUNTS);
+        slowly("the account of pods", async {
+            while !matches!(accounts.get::<Json>("default").await, Ok(Some(_))) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await;
+    };
+    account("default").await;
+    account("kube-system").await;
+    let refused = create("default").await.unwrap_err();
+    assert!(
+        refused.contains("violates PodSecurity \"baseline:latest\": hostPath volumes"),
+        "{refused}"
+    );
+    assert_eq!(create("kube-system").await, Ok(()));
+
+    plane
+        .curator
+        .curator
+        .set_kubernetes(KubernetesConfiguration {
+            pod_security_exempt_namespaces: vec!["default".into()],
+            ..KubernetesConfiguration::default()
+        });
+    slowly("another API server, which permits it", async {
+        while create("default").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    plane.works("the control plane works again").await;
     plane.stop().await;
 }
 

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use hearth_base::event::{self, Writer};
+use hearth_api::v1::KubernetesConfiguration;
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use hearth_kubernetes_api::Client;
@@ -26,6 +27,8 @@ pub(crate) struct Worker {
     pub authority: CertificateDer<'static>,
     /// Issues client certificates.
     pub issue: Box<Issue>,
+    /// Input: the cluster's settings.
+    pub settings: Value<Arc<KubernetesConfiguration>>,
     /// Output: see [`Reconciler::constants`].
     pub constants: Arc<Writer<Progress>>,
 }
@@ -46,7 +49,7 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
     })?;
     let curators = Arc::new(cluster::Worker {
         view: worker.parts.view.clone(),
-        connection: worker.parts.connection.clone(),
+        settings: worker.settings.clone(),
         cluster: cluster_writer,
     });
     ctx.run("cluster", move |ctx| cluster::run(ctx, curators.clone()))?;

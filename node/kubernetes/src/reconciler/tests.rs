@@ -11,7 +11,8 @@ use hearth_api::identity::NodeId;
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::TestSupervisor;
 use hearth_host::pki::kubernetes::Certificate;
-use hearth_kubernetes_api::{ApiError, Client, Objects, kinds};
+use hearth_kubernetes_api::kinds::{self, Kind};
+use hearth_kubernetes_api::{ApiError, Client, Objects};
 use hearth_kubernetes_dns::Dns;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
@@ -150,6 +151,8 @@ async fn with_a_real_control_plane() {
     what_stands_in_the_way_is_told(&squatter, &constants).await;
     constant_objects_are_there_and_stay(&kube).await;
     nodes_follow_the_cluster(&kube, &writer).await;
+    only_workers_get_pods(&plane, &kube).await;
+    ports_of_nodes_are_no_host_ports(&kube).await;
     volumes_come_and_go_with_claims(&plane, &kube, &volumes).await;
     let constants = Arc::new(event::value().0);
     let second = reconciler(&plane, 2, &writer, &volumes, &constants);
@@ -229,6 +232,80 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     .await;
     let account = found(&accounts, "default").await.unwrap();
     assert_eq!(account["imagePullSecrets"], secrets);
+}
+
+/// Why an object is not created; waits until it is not, because policies take effect after a moment.
+async fn refusal(objects: &Objects, object: &Json) -> String {
+    eventually("it is refused", || async {
+        match objects.create(object.clone()).await {
+            Err(error) if error.is(StatusCode::UNPROCESSABLE_ENTITY) => {
+                Some(hearth_api::chain(&error))
+            }
+            _ => None,
+        }
+    })
+    .await
+}
+
+/// A machine that is not a worker of the cluster does not become a Node, and no pod is bound to it.
+async fn only_workers_get_pods(plane: &testing::Cluster, kube: &Client) {
+    let deleted = id(9).to_string();
+    let kubelet = plane.client(&Certificate::KubeletClient(id(9)));
+    let node = json!({ "metadata": { "name": deleted } });
+    let why = refusal(&kubelet.all(kinds::NODES), &node).await;
+    let expected = format!("{deleted} is not a worker of this cluster");
+    assert!(why.contains(&expected), "{why}");
+
+    let pods = kube.within("default", kinds::PODS);
+    let bind = async |node: &str| {
+        let pod = json!({
+            "metadata": { "generateName": "bound-" },
+            "spec": { "containers": [{ "name": "c", "image": "i" }] },
+        });
+        let pod = pods.create(pod).await.unwrap();
+        let name = &pod["metadata"]["name"];
+        let path = format!("pods/{}/binding", name.as_str().unwrap());
+        let binding = Kind {
+            name: "Binding",
+            plural: String::leak(path),
+            ..kinds::PODS
+        };
+        let target = json!({ "apiVersion": "v1", "kind": "Node", "name": node });
+        let object = json!({ "metadata": { "name": name }, "target": target });
+        let bound = kube.within("default", binding).create(object).await;
+        bound.map_err(|error| hearth_api::chain(&error))
+    };
+    let why = eventually("it is refused", || async { bind(&deleted).await.err() }).await;
+    assert!(why.contains(&expected), "{why}");
+    bind(&id(1).to_string()).await.unwrap();
+}
+
+async fn ports_of_nodes_are_no_host_ports(kube: &Client) {
+    let pod = |ports: Json| {
+        json!({
+            "metadata": { "generateName": "port-" },
+            "spec": { "containers": [{ "name": "c", "image": "i", "ports": ports }] },
+        })
+    };
+    let pods = kube.within("default", kinds::PODS);
+    let taken = json!([
+        { "containerPort": 80, "hostPort": 8080 },
+        { "containerPort": 80, "hostPort": 7835 },
+        { "containerPort": 80, "hostPort": 7839, "protocol": "UDP" },
+    ]);
+    let why = refusal(&pods, &pod(taken)).await;
+    assert!(
+        why.contains("host port 7835, 7839 is used by the node itself"),
+        "{why}"
+    );
+    for free in [
+        json!([]),
+        json!([{ "containerPort": 7835 }]),
+        json!([{ "containerPort": 53, "hostPort": 53, "protocol": "UDP" }]),
+        json!([{ "containerPort": 80, "hostPort": 7835, "protocol": "UDP" }]),
+    ] {
+        pods.create(pod(free)).await.unwrap();
+    }
 }
 
 async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) {

@@ -127,6 +127,7 @@ mod tests {
                 cold_start_policy: ColdStartPolicy::Tpm.into(),
                 kubernetes: Some(KubernetesConfiguration {
                     synchronized_labels: labels.iter().map(|&label| label.to_owned()).collect(),
+                    ..KubernetesConfiguration::default()
                 }),
                 ..ClusterConfiguration::default()
             }),
@@ -225,7 +226,7 @@ mod tests {
             let configuration = ClusterConfiguration {
                 cluster_domain,
                 tpm_mode,
-                kubernetes: Some(KubernetesConfiguration { synchronized_labels }),
+                kubernetes: Some(KubernetesConfiguration { synchronized_labels, ..Default::default() }),
                 ..ClusterConfiguration::default()
             };
             let read = Versioned { version: 1, configuration };

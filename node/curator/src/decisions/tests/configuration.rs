@@ -55,6 +55,7 @@ fn values() -> impl Strategy<Value = ClusterConfiguration> {
             cold_start_policy,
             kubernetes: patterns.map(|patterns| KubernetesConfiguration {
                 synchronized_labels: patterns.into_iter().collect(),
+                ..KubernetesConfiguration::default()
             }),
             ..ClusterConfiguration::default()
         },
@@ -218,7 +219,7 @@ proptest! {
         let configuration = Some(ClusterConfiguration {
             cluster_domain,
             tpm_mode,
-            kubernetes: Some(KubernetesConfiguration { synchronized_labels: patterns }),
+            kubernetes: Some(KubernetesConfiguration { synchronized_labels: patterns, ..Default::default() }),
             ..ClusterConfiguration::default()
         });
         let request = ConfigureClusterRequest { version, configuration, field_mask };

@@ -38,6 +38,7 @@ fn the_stored_form_stays() {
             cold_start_policy: ColdStartPolicy::None.into(),
             kubernetes: Some(KubernetesConfiguration {
                 synchronized_labels: vec!["zone".into()],
+                ..KubernetesConfiguration::default()
             }),
             curator_session_seconds: 0,
         }),
