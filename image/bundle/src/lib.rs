@@ -26,7 +26,7 @@ pub use bundle::{Bundle, InvalidBundle, Versions};
 pub use error::BuildError;
 pub use inputs::InputsError;
 pub use oci::ArchiveError;
-pub use packages::{ExtensionsError, MOUNTED_AT, PackagesError};
+pub use packages::{MOUNTED_AT, PackagesError};
 pub use rootfs::ImageError;
 pub use tree::TreeError;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use hearth_build::command::{Cmd, CommandError};
-use hearth_build::files::{self, FileError, create_dir};
+use hearth_build::files::{FileError, create_dir};
 use hearth_build::progress::Progress;
 
 use crate::inputs::{FOR_THE_NODE, Inputs, InputsError, PATCHELF};

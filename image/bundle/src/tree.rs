@@ -244,9 +244,7 @@ mod tests {
     #[test]
     fn what_a_bundle_must_have_is_laid_out() {
         let files = FROM_PACKAGES.iter().map(|program| program.to.to_owned());
-        let links = LINKS.iter().map(|(link, _)| format!("bin/{link}"));
         let laid_out: BTreeSet<String> = files
-            .chain(links)
             .chain(COMPILED.map(str::to_owned))
             .chain(CALLED.map(|name| format!("bin/{name}")))
             .collect();

@@ -29,7 +29,7 @@ use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
-use hearth_sys::{cgroups, child, files, mount_table, mounts, sysctl, tpm, watchdog};
+use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -50,9 +50,9 @@ const WELL_AFTER: Duration = Duration::from_secs(600);
 /// How long all runnables together may take to stop at shutdown, including pods and the programs
 /// that manage them.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(25);
-/// The control group of the core and its children. The root group only divides the machine's
-/// resources between its children.
-const GROUP: &str = "hearth";
+/// When memory runs out, pods lose theirs before the core, etcd and the programs of Kubernetes, which
+/// inherit this: a pod's score is -997 or more.
+const OOM_SCORE: i16 = -998;
 /// When the CPUs are busy, the node and etcd get three times the CPU share of the Kubernetes
 /// control plane. A node that misses heartbeats while an API server starts costs the cluster more
 /// than a slower start does.
@@ -121,7 +121,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Runs until a shutdown or reboot is requested. On an error PID 1 reboots the machine.
 async fn core() -> Result<PowerRequest, Error> {
     mounts::bring_up()?;
-    let group = cgroups::Group::root().child(GROUP);
+    let group = cgroups::Group::root().child(layout::NODE_GROUP);
     group.make().and_then(|()| group.enter())?;
     let root = Root::system();
     root.ephemeral.make_directories()?;
@@ -132,6 +132,9 @@ async fn core() -> Result<PowerRequest, Error> {
     let console = logtree::console(&log_tree, std::io::stdout(), is_for_console, 0)?;
     boot_record::raise_clock(image.build_time);
     raise_file_limit();
+    if let Err(error) = memory::set_oom_score(OOM_SCORE) {
+        tracing::warn!(%error, "cannot protect the node from running out of memory first");
+    }
     tracing::info!(version = image.version, variant = image.variant, "Hearth");
     if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
         tracing::warn!("{}", chain(&error));

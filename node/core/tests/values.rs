@@ -28,6 +28,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("heartbeat", "agent/src/heartbeat.rs", "Worker"),
     ("hosts", "agent/src/hosts.rs", "Worker"),
     ("addresses", "agent/src/addresses/mod.rs", "Worker"),
+    ("firewall", "kubernetes/src/firewall/mod.rs", "Worker"),
     ("mesh", "kubernetes/src/mesh/mod.rs", "Worker"),
     ("kubernetes", "kubernetes/src/lib.rs", "Worker"),
     ("nodemgmt", "agent/src/nodemgmt.rs", "Worker"),

@@ -21,6 +21,10 @@ use hearth_api::names;
 use hearth_sys::files::{self, FileError};
 use hearth_sys::slots::{FileSlot, SlotFormat, SlotPair};
 
+/// The control group of the core and its children. The root group only divides the machine's
+/// resources between its children.
+pub const NODE_GROUP: &str = "hearth";
+
 /// The file in which the core leaves for PID 1 how many seconds to wait before it reboots after the
 /// core has died. PID 1 does not use the tree, only this path.
 pub const REBOOT_DELAY: &str = "/ephemeral/reboot-delay";

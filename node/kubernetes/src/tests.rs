@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use hearth_api::identity::{ClusterId, NodeId};
-use hearth_api::testing::TestCluster;
+use hearth_api::testing::{Script, TestCluster};
 use hearth_api::v1::ClusterDirectory;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
 use hearth_base::testing::{TestSupervisor, assert_never, until, within_timeout};
@@ -292,6 +292,8 @@ async fn programs_go_on_in_split() {
     let fake = Fake::new(|directory| with_script(directory, script));
     fake.address.set(Ipv4Addr::LOCALHOST.into());
     fake.consensus.set(Some(etcd.handle().handle()));
+    let curator = hearth_agent::testing::Fake::new(Script::default()).await;
+    fake.connection.set(curator.connection());
     let alone = fake.run();
     fake.roles.set(controller());
     // The script of the API server. Its probe is never answered, so it stays starting.

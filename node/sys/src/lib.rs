@@ -28,6 +28,7 @@ pub mod gpt;
 pub mod hostname;
 mod keyring;
 pub mod kmsg;
+pub mod memory;
 pub mod mkfs;
 pub mod mount_table;
 pub mod mounts;

@@ -83,7 +83,9 @@ impl Nftables {
             let found = script.len();
             return Err(NftablesError::TooLong { found });
         }
-        self.run("apply", &[script]).await.map(drop)
+        // A statement ends with a line, or with a semicolon.
+        let script = format!("{script}\n");
+        self.run("apply", &[&script]).await.map(drop)
     }
 
     /// The table of family `inet` as the kernel has it, without the values of counters.

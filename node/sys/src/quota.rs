@@ -19,6 +19,9 @@ pub enum QuotaError {
     /// The file system does not support project quotas, or was mounted without them.
     #[error("the file system does not support project quotas")]
     Unavailable(#[source] io::Error),
+    /// The size of the file system cannot be read.
+    #[error("cannot read the size of the file system")]
+    Capacity(#[source] io::Error),
     /// The project of a directory cannot be read or set.
     #[error("cannot {step} the project of the directory")]
     Project {
@@ -79,6 +82,16 @@ pub fn available(file: impl AsFd) -> Result<(), QuotaError> {
     }
     let error = io::Error::other("it was mounted without prjquota");
     Err(QuotaError::Unavailable(error))
+}
+
+/// The size of the file system of this file: bytes, and the number of inodes that it can have. (In a
+/// directory of a limited project the kernel tells the project's limits.)
+pub fn capacity(file: impl AsFd) -> Result<Amount, QuotaError> {
+    let size = rustix::fs::fstatvfs(file).map_err(|errno| QuotaError::Capacity(errno.into()))?;
+    Ok(Amount {
+        bytes: size.f_blocks.saturating_mul(size.f_frsize),
+        inodes: size.f_files,
+    })
 }
 
 /// The project of a directory; 0 is the default project.

@@ -9,15 +9,16 @@ use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_local_client::NodeLocalClient;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
-    ColdStartPolicy, ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse, LogSeverity,
-    NodeRoles, NodeState, PowerOffRequest, RebootRequest,
+    ColdStartPolicy, ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse,
+    GetPacketFilterRequest, LogSeverity, NodeRoles, NodeState, PowerOffRequest, RebootRequest,
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within_timeout};
 use hearth_host::cluster_state::{self, State};
-use hearth_host::handover::MemberData;
+use hearth_host::handover::{MemberData, PacketFilter};
 use hearth_host::power::{Power, PowerRequest};
+use hearth_sys::nftables::Nftables;
 use tonic::{Code, Streaming};
 
 use crate::addresses::AddressBook;
@@ -32,6 +33,7 @@ struct Managed {
     power: Power,
     view: Writer<Arc<View>>,
     recorded: Writer<UnlockSettings>,
+    packet_filter: Writer<PacketFilter>,
     state: cluster_state::Writer,
 }
 
@@ -51,6 +53,7 @@ async fn managed() -> Managed {
         recovery_recipient: None,
         owner: None,
     });
+    let (packet_filter_writer, packet_filter) = event::value();
     let (state_writer, cluster_state) = cluster_state::new();
     state_writer.set(State::Home).unwrap();
     let (book, _) = AddressBook::new(wall_clock());
@@ -69,6 +72,7 @@ async fn managed() -> Managed {
         view,
         cluster_state,
         recorded,
+        packet_filter,
     });
     let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
     worker.is_healthy().await;
@@ -80,6 +84,7 @@ async fn managed() -> Managed {
         power,
         view: view_writer,
         recorded: recorded_writer,
+        packet_filter: packet_filter_writer,
         state: state_writer,
     }
 }
@@ -230,6 +235,47 @@ async fn there_are_so_many_readers_and_no_more() {
     })
     .await;
     test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn the_packet_filter_is_shown_as_the_kernel_has_it() {
+    let managed = managed().await;
+    let mut owner = managed.as_user("owner");
+    let mut read = async |all_tables| {
+        let request = GetPacketFilterRequest { all_tables };
+        let mut parts = owner.get_packet_filter(request).await?.into_inner();
+        let mut read = Vec::new();
+        while let Some(part) = parts.message().await? {
+            read.push(part.rules);
+        }
+        Ok::<_, tonic::Status>(read)
+    };
+    let none = read(false).await.unwrap_err();
+    assert_eq!(none.code(), Code::FailedPrecondition);
+    assert!(none.message().contains("no packet filter"), "{none}");
+
+    // A program in the place of nft that says how it was called, and then some.
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("nft");
+    let script = "#!/bin/sh\necho \"$*\"\nn=0; while [ $n -lt 99 ]; do\n\
+                  /usr/bin/printf '%01000d\\n' $n; n=$((n+1)); done\n";
+    std::fs::write(&program, script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, executable).unwrap();
+    managed.packet_filter.set(PacketFilter {
+        nftables: Nftables::at(program),
+        table: "own",
+    });
+    for (all, called) in [(false, "list table inet own\n"), (true, "list ruleset\n")] {
+        let parts = read(all).await.unwrap();
+        assert!(
+            parts.len() > 1 && parts[0].starts_with(called),
+            "{}",
+            parts.len()
+        );
+        assert_eq!(parts.concat().len(), called.len() + 99 * 1001);
+    }
+    managed.worker.stop().await;
 }
 
 #[tokio::test]

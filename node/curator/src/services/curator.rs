@@ -550,6 +550,10 @@ mod tests {
                 "{wrong}: {error}"
             );
         }
+        let here = NodeStatus {
+            external_address: "127.0.0.1".into(),
+            ..status()
+        };
         let status = NodeStatus {
             external_address: "2001:DB8:0::1".into(),
             ..status()
@@ -558,10 +562,6 @@ mod tests {
             check_status(status, REMOTE).unwrap().external_address,
             "2001:db8::1"
         );
-        let here = NodeStatus {
-            external_address: "127.0.0.1".into(),
-            ..status()
-        };
         assert!(check_status(here, Ipv4Addr::LOCALHOST.into()).is_ok());
     }
 

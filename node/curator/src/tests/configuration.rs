@@ -67,10 +67,9 @@ async fn what_is_in_the_mask_changes_and_nothing_else() {
         let mut request = labels(version, patterns);
         let values = request.configuration.as_mut().unwrap();
         values.cluster_domain = "ignored.example".into();
-        let expected = ClusterConfiguration {
-            kubernetes: values.kubernetes.clone(),
-            ..shown.clone()
-        };
+        let mut expected = shown.clone();
+        let kubernetes = expected.kubernetes.get_or_insert_default();
+        kubernetes.synchronized_labels = patterns.iter().map(|&p| p.to_owned()).collect();
         let answer = configure(&world, request.clone()).await.unwrap();
         assert_eq!(answer.configuration.as_ref(), Some(&expected));
         assert_ne!(answer.version, version);

@@ -5,7 +5,7 @@ use hearth_api::identity::SigningKey;
 use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-    KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
+    KubernetesConfiguration, Label, NetworkConfig, NodeRoles, PodSecurityLevel, StorageSecurity,
     StorageSecurityPolicy, TpmMode, Wipe, cluster_directory, network_config, node_roles,
 };
 use proptest::prelude::*;
@@ -184,7 +184,11 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
     let Cluster::Bootstrap(bootstrap) = parsed(&founding(message)).unwrap().cluster else {
         panic!("not a bootstrap");
     };
-    assert_eq!(bootstrap.seed.configuration.kubernetes, Some(wanted));
+    let expected = KubernetesConfiguration {
+        pod_security_level: PodSecurityLevel::Baseline.into(),
+        ..wanted
+    };
+    assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));
 
     let message = configured(|c| c.kubernetes = Some(patterns(&["rack", "a b"])));
     let refused = refusal(&founding(message));

@@ -145,7 +145,7 @@ table inet {TABLE} {{
 	}}
 
 	# Other machines have no route to pods.
-	chain masquerade {{
+	chain to_other_machines {{
 		type nat hook postrouting priority srcnat; policy accept;
 		ip saddr {POD_NETWORK} oifname != {{ "lo", "{BRIDGE}", "{LINK}" }} masquerade
 	}}

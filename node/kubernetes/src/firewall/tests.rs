@@ -85,8 +85,7 @@ impl Net {
         net.within(NODE, "link set lan0 up");
         net.within(NODE, "route add default via 192.0.2.9");
         net.connect(FAR, "10.208.4.2/24", "10.208.4.1");
-        net.within(FAR, "addr add 10.208.4.1/32 dev lo");
-        net.within(FAR, "route replace default dev eth0 src 10.208.4.2");
+        net.within(FAR, "route replace default via 10.208.3.1 dev eth0 onlink");
         net.within(NODE, "link set to-far down");
         net.within(NODE, "link set to-far name hearth-mesh");
         net.within(NODE, "addr add 10.208.3.1/32 dev hearth-mesh");
@@ -221,11 +220,11 @@ impl Net {
             .map(|(port, of_pod)| format!("tcp dport {port} dnat to {to}:{of_pod};"))
             .collect();
         let script = format!(
-            "table ip cni_hostport {{ chain hostports {{ {rules} }}
+            "table ip cni_hostport {{ chain hostports {{ {rules} }};
              chain prerouting {{ type nat hook prerouting priority dstnat;
-               fib daddr type local jump hostports; }}
+               fib daddr type local jump hostports; }};
              chain output {{ type nat hook output priority -100;
-               fib daddr type local jump hostports; }} }}"
+               fib daddr type local jump hostports; }}; }}"
         );
         filter.nftables.apply(&script).await.unwrap();
     }
@@ -291,22 +290,23 @@ async fn packets_that_cannot_come_from_outside_are_dropped() {
     let Some(net) = Net::new() else { return };
     let (_directory, mut filter) = net.filter();
     net.listen(NODE, [0, 0, 0, 0], 10250);
-    net.listen(NODE, LOOPBACK, 10248);
     // The address of a pod, in the network between the nodes; a program that listens on loopback
     // only; a service.
     net.within(OUTSIDE, "addr add 10.208.9.9/32 dev eth0");
     net.within(OUTSIDE, "route add 10.224.0.0/16 via 192.0.2.1");
     net.within(NODE, "route add 10.208.9.9/32 dev lan0");
     net.within(NODE, "addr add 10.224.0.1/32 dev lo");
-    net.inside(NODE, || {
-        for link in ["all", "lan0"] {
-            let path = format!("/proc/sys/net/ipv4/conf/{link}/route_localnet");
-            std::fs::write(path, "1").unwrap();
-        }
+    // As a machine does that wants to reach what others have on loopback.
+    net.inside(OUTSIDE, || {
+        std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1").unwrap();
     });
-    let translated = "table ip t { chain c { type nat hook prerouting priority dstnat;
-                      tcp dport 10249 dnat to 127.0.0.1:10248; } }";
-    filter.nftables.apply(translated).await.unwrap();
+    for own in ["127.0.0.0/8", "127.0.0.1"] {
+        net.within(
+            OUTSIDE,
+            &format!("route del local {own} dev lo table local"),
+        );
+    }
+    net.within(OUTSIDE, "route add 127.0.0.1/32 via 192.0.2.1");
     let forged = || {
         net.within(
             OUTSIDE,
@@ -324,6 +324,12 @@ async fn packets_that_cannot_come_from_outside_are_dropped() {
 
     filter.set(nodes()).await.unwrap();
     assert_eq!(forged().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    net.silent(OUTSIDE, LOOPBACK, 10248);
+    let rules = filter.nftables.table_with_counters(TABLE).await.unwrap();
+    let loopback = rules
+        .lines()
+        .find(|line| line.contains("ip daddr 127.0.0.0/8"));
+    assert!(!loopback.unwrap().contains("packets 0"), "{rules}");
     net.silent(OUTSIDE, [10, 224, 0, 1], 10250);
     assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 10250), "node 192.0.2.9");
 }
@@ -340,7 +346,7 @@ async fn pods_reach_a_list_of_ports_on_nodes() {
     let service = "table ip services { chain c { type nat hook prerouting priority dstnat;
                    ip daddr 10.224.0.7 tcp dport 1 dnat to 192.0.2.2:9100;
                    ip daddr 10.224.0.7 tcp dport 2 dnat to 192.0.2.1:9100;
-                   ip daddr 10.224.0.7 tcp dport 3 dnat to 192.0.2.2:7835; } }";
+                   ip daddr 10.224.0.7 tcp dport 3 dnat to 192.0.2.2:7835; }; }";
     filter.nftables.apply(service).await.unwrap();
     for (address, port) in [(NODE_ADDRESS, 7835), (OTHER_NODE, 7835), (OTHER_NODE, 9100)] {
         net.answers(ONE, address, port);
@@ -426,7 +432,7 @@ async fn rules_that_another_program_changed_are_written_again() {
             "{change}"
         );
     }
-    let other = "table ip other { chain c { } }";
+    let other = "table ip other { chain c { }; }";
     filter.nftables.apply(other).await.unwrap();
     filter.restore().await.unwrap();
     assert!(

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
+use hearth_api::v1::NodeRoles;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
@@ -28,6 +29,7 @@ use serde_json::{Value as Json, json};
 
 use super::super::containerd::{self, Imported};
 use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
+use super::reserve::Reserve;
 use super::{PRIVATE, certificates, network};
 
 /// Address of its health endpoint.
@@ -58,6 +60,8 @@ struct Facts {
     name: String,
     address: IpAddr,
     network: PodNetwork,
+    /// Whether this node is a controller as well.
+    controller: bool,
 }
 
 /// Runs the kubelet.
@@ -66,6 +70,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let mut clients = worker.client.watch();
     let mut networks = parts.pod_network.watch();
     let mut addresses = parts.address.watch();
+    let mut all_roles = parts.local_roles.watch();
     let known = async {
         let name = parts.member.watch().next().await?.node_id.to_string();
         let mut imported = worker.imported.watch();
@@ -73,10 +78,12 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         let network = networks.some().await?;
         let address = addresses.next().await?;
         let client = clients.next().await?;
+        let controller = is_controller(&all_roles.next().await?);
         let facts = Facts {
             name,
             address,
             network,
+            controller,
         };
         Ok::<_, Failure>((facts, client))
     };
@@ -98,11 +105,18 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
             moved = addresses.wait_for(|now| *now != facts.address) => {
                 moved.map(|_| "the node's address has changed")
             }
+            other = all_roles.wait_for(|roles| is_controller(roles) != facts.controller) => {
+                other.map(|_| "the node's roles have changed")
+            }
         }
     };
     let well = || probe::http(HEALTH, "/healthz");
     let (log, progress) = (&parts.log_tree, &worker.progress);
     program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
+}
+
+fn is_controller(roles: &NodeRoles) -> bool {
+    roles.kubernetes_controller.is_some()
 }
 
 /// Waits until the watched object has existed and has been deleted. While the watch fails, the
@@ -137,7 +151,9 @@ impl Worker {
         let file = files.network().join(network::FILE);
         files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
         let config = files.config(Binary::Kubelet.name());
-        let content = configuration(root, facts);
+        let reserve = Reserve::here(facts.controller);
+        reserve.keep_memory();
+        let content = configuration(root, facts, reserve);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
     }
@@ -159,7 +175,7 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
 }
 
 /// The configuration file.
-fn configuration(root: &Root, facts: &Facts) -> Json {
+fn configuration(root: &Root, facts: &Facts, reserve: Reserve) -> Json {
     let keys = root.ephemeral.kubernetes().worker();
     let server = keys.keys(certificates::KUBELET_SERVER);
     let socket = root.ephemeral.containerd_socket();
@@ -189,8 +205,11 @@ fn configuration(root: &Root, facts: &Facts) -> Json {
         "resolvConf": "/etc/resolv.conf",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
-        // Limits the damage of a fork bomb to its pod.
-        "podPidsLimit": 4096,
+        // The group of all pods is limited to the rest. With both, a pod that forks without end takes
+        // nothing from the node, and not all from other pods.
+        "kubeReserved": reserve.kube_reserved(),
+        "enforceNodeAllocatable": ["pods"],
+        "podPidsLimit": 2048,
         "maxPods": 110,
         "volumePluginDir": root.data.kubernetes().volume_plugins(),
         // Each update costs CPU time on slow machines.
@@ -203,7 +222,7 @@ fn configuration(root: &Root, facts: &Facts) -> Json {
         "containerLogMaxFiles": 3,
         // The defaults reserve too much on small disks and machines.
         "evictionHard": {
-            "memory.available": "50Mi",
+            "memory.available": "100Mi",
             "nodefs.available": "5%",
             "nodefs.inodesFree": "5%",
             "imagefs.available": "5%",
@@ -227,6 +246,7 @@ mod tests {
                 range: "10.208.3.0/24".parse().unwrap(),
                 gateway: "10.208.3.1".parse().unwrap(),
             },
+            controller: true,
         }
     }
 
@@ -241,7 +261,7 @@ mod tests {
 
     #[test]
     fn its_file_is_as_committed() {
-        let file = configuration(&root(), &facts());
+        let file = configuration(&root(), &facts(), Reserve::of(true, 4 << 30));
         check_json(include_str!("../snapshot/kubelet.json"), &file);
     }
 

@@ -7,6 +7,7 @@
 //! | the kubelet's directory is a bind mount without `noexec` | the data partition is mounted with it, and volumes of pods are in that directory |
 //! | symbolic links in `/var` | paths that are built into programs |
 //! | sysctls | see [`SETTINGS`] |
+//! | a limit of what pods use of the disk | see [`reserve`] |
 //!
 //! [`clear`] removes everything that pods have left, and the state of the kubelet; images are kept,
 //! because they are large and cause no harm. It runs whenever the role is not assigned, so it does
@@ -30,6 +31,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinError;
 
 use super::super::containerd;
+use super::reserve;
 
 /// The kubelet's control group of all pods.
 const PODS: &str = "kubepods";
@@ -79,8 +81,13 @@ pub(super) async fn prepare(turn: &MachineLock, root: &Root) -> Outcome {
 fn make(root: &Root) -> Outcome {
     let kept = root.data.kubernetes();
     let worker = root.ephemeral.kubernetes().worker();
-    for directory in [kept.path(), &kept.kubelet(), &kept.volume_plugins()] {
+    for directory in [kept.path(), &root.data.containerd()] {
         files::create_dir_durably(directory, 0o700)?;
+    }
+    // Before there is anything in them.
+    reserve::keep_disk(root);
+    for directory in [kept.kubelet(), kept.volume_plugins()] {
+        files::create_dir_durably(&directory, 0o700)?;
     }
     // Pods that collect logs may run as any user.
     files::create_dir_durably(&kept.log(), 0o755)?;

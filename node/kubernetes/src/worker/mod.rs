@@ -23,6 +23,7 @@ mod kubelet;
 mod machine;
 mod network;
 mod proxy;
+mod reserve;
 
 use std::sync::Arc;
 
