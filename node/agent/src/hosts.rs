@@ -30,7 +30,7 @@ use hearth_host::layout::Root;
 use hearth_sys::files;
 use hearth_sys::hostname::HostnameError;
 
-use super::known::{PeerResolver, View};
+use super::known::{PeerResolver, PeerWatcher, View};
 use super::learned::PeerAddresses;
 use super::names;
 use crate::connection::{self, CuratorConnection, for_each_connection, next_event, refused};
@@ -161,27 +161,15 @@ async fn follow_names(
     member: &MemberData,
     wanted: &Writer<Wanted>,
 ) -> Outcome {
-    let mut addresses = worker.address.watch();
-    let mut learned = worker.learned.watch();
-    let mut views = worker.view.value().watch();
-    let mut known = PeerResolver {
-        own: member.node_id,
-        own_address: worker.address.get(),
-        saved: member.directory.clone(),
-        learned: worker.learned.get().unwrap_or_default(),
-        view: worker.view.value().get(),
-    };
+    let view = worker.view.value();
+    let mut peers = PeerWatcher::new(member, &view, &worker.learned, &worker.address);
     let health = Health::of(ctx);
     let mut written = String::new();
     loop {
-        write_hosts(&worker.root, &known, &mut written)?;
-        tell_directory(worker, &known, wanted);
+        write_hosts(&worker.root, peers.known(), &mut written)?;
+        tell_directory(worker, peers.known(), wanted);
         health.good();
-        tokio::select! {
-            address = addresses.next() => known.own_address = Some(address?),
-            news = learned.next() => known.learned = news?,
-            view = views.next() => known.view = Some(view?),
-        }
+        peers.changed().await?;
     }
 }
 

@@ -21,6 +21,8 @@ use hearth_api::identity::NodeId;
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::cluster_directory::{self, Address};
 use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
+use hearth_base::event::{Closed, Value, Watcher};
+use hearth_host::handover::MemberData;
 use hearth_host::networking::Networking;
 
 use super::learned::{AddressRecord, PeerAddresses};
@@ -99,6 +101,12 @@ impl View {
         self.nodes
             .get(id)
             .is_some_and(|node| node.state == NodeState::Up)
+    }
+
+    /// Whether this is a node of the cluster in state UP that is a consensus member, or is to become one.
+    pub fn has_consensus_member(&self, id: &NodeId) -> bool {
+        let member = |node: &Seen| node.roles.consensus_member.is_some();
+        self.has(id) && self.nodes.get(id).is_some_and(member)
     }
 }
 
@@ -210,6 +218,56 @@ fn entry(id: String, host: IpAddr, port: u32, roles: NodeRoles) -> cluster_direc
             port,
         }],
         roles: Some(roles),
+    }
+}
+
+/// A [`PeerResolver`] that follows its sources.
+pub struct PeerWatcher {
+    known: PeerResolver,
+    views: Watcher<Arc<View>>,
+    learned: Watcher<PeerAddresses>,
+    addresses: Watcher<IpAddr>,
+}
+
+impl PeerWatcher {
+    /// `address` is that of this node.
+    pub fn new(
+        member: &MemberData,
+        view: &Value<Arc<View>>,
+        learned: &Value<PeerAddresses>,
+        address: &Value<IpAddr>,
+    ) -> Self {
+        Self {
+            known: PeerResolver {
+                own: member.node_id,
+                own_address: address.get(),
+                saved: member.directory.clone(),
+                learned: learned.get().unwrap_or_default(),
+                view: view.get(),
+            },
+            views: view.watch(),
+            learned: learned.watch(),
+            addresses: address.watch(),
+        }
+    }
+
+    /// What is known now.
+    pub fn known(&self) -> &PeerResolver {
+        &self.known
+    }
+
+    /// Waits until a source has news. Nothing is lost if the future is dropped before.
+    ///
+    /// # Errors
+    ///
+    /// The writer of a source has ended.
+    pub async fn changed(&mut self) -> Result<(), Closed> {
+        tokio::select! {
+            view = self.views.next() => self.known.view = Some(view?),
+            news = self.learned.next() => self.known.learned = news?,
+            address = self.addresses.next() => self.known.own_address = Some(address?),
+        }
+        Ok(())
     }
 }
 

@@ -34,5 +34,5 @@ mod tests;
 
 pub use connection::{CuratorConnection, MAX_RETRY_DELAY, for_each_connection, refused};
 pub use control_plane::LocalControlPlane;
-pub use known::{PeerResolver, Seen, View};
+pub use known::{PeerResolver, PeerWatcher, Seen, View};
 pub use learned::{AddressRecord, PeerAddresses};

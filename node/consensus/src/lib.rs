@@ -1,6 +1,7 @@
 //! Consensus: runs etcd as a supervised child process and provides the clients for it.
 //!
-//! etcd talks to its peers over mutual TLS under a CA of its own. Clients reach it through a unix
+//! etcd talks to its peers over mutual TLS under a CA of its own. They reach it through a port that
+//! only members pass: [`peer_port`]. Clients reach it through a unix
 //! socket in a directory that only root can open. Only this crate opens that socket. Other parts of
 //! the node get a [`NamespacedClient`], which is confined to the prefix of one [`ConsensusUser`],
 //! and write through [`fenced`] only. Kubernetes' API server, which speaks the etcd API itself, is
@@ -33,6 +34,7 @@ pub mod kubernetes_authorities;
 mod log;
 pub mod member_record;
 mod members;
+mod peer_port;
 mod process;
 mod store_version;
 
@@ -53,12 +55,15 @@ use hearth_sys::files::{self, FileError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::peer_port::PeerPort;
+
 pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,
     NamespacedClient, Record, RootClient, WatchEnd,
 };
 pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
+pub use peer_port::{MemberOfCurators, PeerPortError};
 pub use process::ProcessError;
 pub use store_version::StoreVersionError;
 
@@ -95,8 +100,10 @@ pub struct Config {
     pub credentials: layout::KeyFiles,
     /// Directory of the client socket: on a tmpfs, mode 0700. Must exist.
     pub socket_dir: PathBuf,
-    /// Where etcd listens for peers.
+    /// Where peers reach etcd.
     pub peer_listen: SocketAddr,
+    /// Nodes that may be peers although the local etcd does not list them yet.
+    pub member_of_curators: MemberOfCurators,
     /// Whether this node is bootstrapping its cluster (its phase is FOUNDING).
     pub founding: bool,
     /// Shared with the curator on this node.
@@ -136,6 +143,9 @@ pub enum ConsensusFailure {
     /// The store on the disk is of another version of etcd.
     #[error(transparent)]
     StoreVersion(#[from] StoreVersionError),
+    /// Peers could not reach etcd.
+    #[error(transparent)]
+    PeerPort(#[from] PeerPortError),
     /// The process could not be started, or exited.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -171,12 +181,6 @@ enum Start {
 /// break the promises (votes, acknowledged entries) that it made under the same member ID. The
 /// other members remove it, and it joins as a new member.
 fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
-    let peer = config.etcd.peer();
-    for path in [peer.ca(), peer.certificate(), peer.key()] {
-        if !path.exists() {
-            return Err(ConsensusFailure::Missing { path });
-        }
-    }
     let joining = member_record::load(&config.etcd)?;
     let acknowledged = served
         || !config.founding
@@ -203,6 +207,17 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     // etcd rejects a data directory that others can read.
     files::create_dir_durably(&config.etcd.data(), 0o700)?;
     Ok(start)
+}
+
+/// etcd is not started without them.
+fn has_peer_files(config: &Config) -> Result<(), ConsensusFailure> {
+    let peer = config.etcd.peer();
+    for path in [peer.ca(), peer.certificate(), peer.key()] {
+        if !path.exists() {
+            return Err(ConsensusFailure::Missing { path });
+        }
+    }
+    Ok(())
 }
 
 /// A node that expects no peers elects itself at once.
@@ -344,6 +359,17 @@ enum End {
 /// When the curator expects other members, etcd is restarted once with multi-member timing; the
 /// curator and its callers wait for that.
 pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outputs>) -> Outcome {
+    has_peer_files(&config)?;
+    let port = PeerPort::open(&config).await;
+    let port = port.map_err(ConsensusFailure::from)?;
+    tokio::select! {
+        // Until etcd has ended: a leader hands over to another member first.
+        never = port.serve() => match never {},
+        outcome = run_etcd(&ctx, &config, &out) => outcome,
+    }
+}
+
+async fn run_etcd(ctx: &Context, config: &Config, out: &Outputs) -> Outcome {
     let mut healthy = false;
     let mut good = || {
         if !std::mem::replace(&mut healthy, true) {
@@ -351,7 +377,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outputs>) -> Outcom
         }
     };
     loop {
-        match live(&ctx, &config, &out, &mut good).await? {
+        match live(ctx, config, out, &mut good).await? {
             End::Stopped => return Ok(()),
             End::Restart => tracing::info!("restarting etcd with multi-member timing"),
         }

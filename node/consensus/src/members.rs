@@ -41,6 +41,15 @@ pub fn peer_url(node: NodeId) -> String {
     format!("https://{node}:{PORT_ETCD_PEER}")
 }
 
+/// The node that has this peer URL.
+pub(crate) fn node(peer_urls: &[String]) -> Option<NodeId> {
+    let [url] = peer_urls else {
+        return None;
+    };
+    let host = url.strip_prefix("https://")?.split(':').next()?;
+    host.parse().ok()
+}
+
 /// One etcd member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -66,11 +75,7 @@ impl Member {
 
     /// The node that the member runs, or will run, on: the host in its peer URL.
     pub fn node(&self) -> Option<NodeId> {
-        let [url] = &self.peer_urls[..] else {
-            return None;
-        };
-        let host = url.strip_prefix("https://")?.split(':').next()?;
-        host.parse().ok()
+        node(&self.peer_urls)
     }
 
     /// Whether it has started and published its name since it was added.

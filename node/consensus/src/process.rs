@@ -1,6 +1,5 @@
 //! etcd's command line and its process.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +18,8 @@ const SOCKET_NAME: &str = "client:0";
 /// it shuts down, and wait for ever for one on which nothing is sent: a client that is about to
 /// reconnect, and has no call any more.
 const HTTP_SOCKET_NAME: &str = "http:0";
+/// Where etcd serves its peers; they reach it through [`peer_port`](super::peer_port).
+const PEER_SOCKET_NAME: &str = "peers:0";
 /// How long etcd may take to shut down before it is killed, which loses nothing. A leader whose peers are gone takes
 /// longer: it asks each of them for its version, and waits three seconds for each. Shorter than the time after which the
 /// supervisor warns.
@@ -30,6 +31,11 @@ const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";
 /// The socket on which etcd serves its clients.
 pub(crate) fn socket(directory: &Path) -> PathBuf {
     directory.join(SOCKET_NAME)
+}
+
+/// The socket on which etcd serves its peers.
+pub(crate) fn peer_socket(directory: &Path) -> PathBuf {
+    directory.join(PEER_SOCKET_NAME)
 }
 
 /// Why etcd could not be started, or has exited.
@@ -76,7 +82,7 @@ impl Etcd {
         dn: String,
     ) -> Result<Self, ProcessError> {
         // An etcd that was killed leaves its sockets behind, and the next one could not bind them.
-        for name in [SOCKET_NAME, HTTP_SOCKET_NAME] {
+        for name in [SOCKET_NAME, HTTP_SOCKET_NAME, PEER_SOCKET_NAME] {
             let socket = config.socket_dir.join(name);
             match fs::remove_file(&socket) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -162,7 +168,7 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
             "--listen-client-http-urls",
             format!("unix://{HTTP_SOCKET_NAME}"),
         ),
-        ("--listen-peer-urls", listen_url(config.peer_listen)),
+        ("--listen-peer-urls", format!("unix://{PEER_SOCKET_NAME}")),
         ("--initial-advertise-peer-urls", url.clone()),
         ("--initial-cluster", initial),
         ("--initial-cluster-state", state.into()),
@@ -185,9 +191,6 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     .collect();
     arguments.extend(
         [
-            "--peer-client-cert-auth",
-            // A peer is identified by its certificate, whatever its address.
-            "--peer-skip-client-san-verification",
             // All members have the same program, so none needs an older version.
             "--tls-min-version=TLS1.3",
             // A member that was partitioned does not force an election when it reconnects.
@@ -202,8 +205,4 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         .map(str::to_owned),
     );
     arguments
-}
-
-fn listen_url(address: SocketAddr) -> String {
-    format!("https://{address}")
 }

@@ -2,6 +2,7 @@
 //! and consensus under a supervisor of its own.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
+mod peer;
 pub mod peers;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -20,6 +21,8 @@ use hearth_host::{cluster_state, layout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+
+pub use peer::Peer;
 
 use super::{
     Config, ConsensusUser, NamespacedClient, Outputs, PeerReadiness, QUOTA, RootClient, RootHandle,
@@ -120,6 +123,7 @@ impl Site {
             credentials: self.root.data.node().credentials(),
             socket_dir: self.root.ephemeral.consensus(),
             peer_listen: self.peer_listen,
+            member_of_curators: Arc::new(|_| false),
             founding,
             peers: PeerReadiness::default(),
             quota_bytes: self.quota_bytes,
@@ -132,7 +136,12 @@ impl Site {
 
     /// Starts etcd and waits until it is ready.
     pub async fn start(&self, founding: bool) -> Running {
-        let running = self.start_anyhow(founding);
+        self.start_with(self.config(founding)).await
+    }
+
+    /// The same, with a configuration of its own.
+    pub async fn start_with(&self, config: Config) -> Running {
+        let running = run_with(config);
         within_timeout("etcd is ready", running.handles.watch().next())
             .await
             .unwrap();
@@ -141,36 +150,7 @@ impl Site {
 
     /// Starts etcd without waiting until it is ready.
     pub fn start_anyhow(&self, founding: bool) -> Running {
-        let config = Arc::new(self.config(founding));
-        let peers = config.peers.clone();
-        let (handle, handles) = event::value();
-        let (progress, _) = event::value();
-        let out = Arc::new(Outputs { handle, progress });
-        let supervisor = Supervisor::start(
-            runnable(move |ctx| {
-                let (config, out) = (config.clone(), out.clone());
-                async move {
-                    ctx.run("consensus", move |ctx| {
-                        run(ctx, config.clone(), out.clone())
-                    })?;
-                    ctx.healthy();
-                    ctx.cancelled().await;
-                    Ok(())
-                }
-            }),
-            Options {
-                backoff: Backoff {
-                    initial: Duration::from_millis(20),
-                    ..Default::default()
-                },
-                ..Default::default()
-            },
-        );
-        Running {
-            supervisor,
-            handles,
-            peers,
-        }
+        run_with(self.config(founding))
     }
 
     /// A client of the etcd that runs on this site, without a [`Handle`](super::Handle).
@@ -206,6 +186,39 @@ impl Site {
     /// Stops etcd's threads until it is sent SIGCONT.
     pub async fn pause_etcd(&self) {
         pause(Pid::from_raw(self.etcd_pid())).await;
+    }
+}
+
+fn run_with(config: Config) -> Running {
+    let config = Arc::new(config);
+    let peers = config.peers.clone();
+    let (handle, handles) = event::value();
+    let (progress, _) = event::value();
+    let out = Arc::new(Outputs { handle, progress });
+    let supervisor = Supervisor::start(
+        runnable(move |ctx| {
+            let (config, out) = (config.clone(), out.clone());
+            async move {
+                ctx.run("consensus", move |ctx| {
+                    run(ctx, config.clone(), out.clone())
+                })?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        }),
+        Options {
+            backoff: Backoff {
+                initial: Duration::from_millis(20),
+                ..Default::default()
+            },
+            ..Default::default()
+        },
+    );
+    Running {
+        supervisor,
+        handles,
+        peers,
     }
 }
 

@@ -150,6 +150,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             local_roles: local_roles.clone(),
             cluster_state: cluster_state.clone(),
             disowned: disowned.clone(),
+            view: view.clone(),
             connection: connection.clone(),
             founded: founded_writer,
             control_plane: control_plane_writer,

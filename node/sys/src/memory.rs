@@ -10,6 +10,7 @@ pub fn total() -> u64 {
 
 /// When the machine runs out of memory, the kernel ends other processes before this one and before
 /// those that it starts from now on: -1000 (never) to 1000 (first), see `oom_score_adj` in proc(5).
+#[expect(clippy::disallowed_methods, reason = "a control file of the kernel")]
 pub fn set_oom_score(score: i16) -> io::Result<()> {
     fs::write("/proc/self/oom_score_adj", score.to_string())
 }

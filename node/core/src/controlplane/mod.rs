@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearth_agent::{CuratorConnection, LocalControlPlane};
+use hearth_agent::{CuratorConnection, LocalControlPlane, View};
 use hearth_api::identity::{ClusterId, NodeCredentials, NodeId};
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{self, Value, Watcher, Writer};
@@ -62,6 +62,8 @@ pub(crate) struct Worker {
     pub local_roles: Value<NodeRoles>,
     pub cluster_state: ClusterState,
     pub disowned: Value<Disowned>,
+    /// The nodes of the cluster: who may be a peer of etcd.
+    pub view: Value<Arc<View>>,
     /// Used to get the certificate and the member list for a join.
     pub connection: Value<CuratorConnection>,
     pub founded: Writer<Founded>,

@@ -83,6 +83,7 @@ fn start_consensus(
         Start::Found(data) => (data.node_id, data.cluster_id),
         Start::Member(member) => (member.node_id, member.cluster_id),
     };
+    let view = worker.view.clone();
     let config = Arc::new(hearth_consensus::Config {
         node_id,
         cluster_id,
@@ -90,6 +91,10 @@ fn start_consensus(
         credentials: worker.root.data.node().credentials(),
         socket_dir: worker.root.ephemeral.consensus(),
         peer_listen: worker.etcd_peers,
+        member_of_curators: Arc::new(move |node| {
+            view.get()
+                .is_some_and(|view| view.has_consensus_member(node))
+        }),
         founding: matches!(start, Start::Found(_)),
         peers: peers.clone(),
         quota_bytes: worker.etcd_quota,

@@ -80,6 +80,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         timing: Timing::default(),
         peer_proxy: None,
         local_roles,
+        view: event::value().1,
         connection,
         control_plane: control_plane_writer,
         consensus: consensus_writer,

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_agent::{MAX_RETRY_DELAY, PeerAddresses, PeerResolver, View};
+use hearth_agent::{MAX_RETRY_DELAY, PeerAddresses, PeerWatcher, View};
 use hearth_api::names::EXTENSION_KUBERNETES;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
@@ -67,20 +67,10 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     };
     let member = worker.member.watch().next().await?;
     let mut filter = Filter::new(Bundle::open(mounted)?.program(Binary::Nft));
-    let mut views = worker.view.watch();
-    let mut learned = worker.learned.watch();
-    let mut addresses = worker.address.watch();
-    let mut known = PeerResolver {
-        own: member.node_id,
-        own_address: worker.address.get(),
-        saved: member.directory.clone(),
-        learned: worker.learned.get().unwrap_or_default(),
-        view: worker.view.get(),
-    };
+    let mut peers = PeerWatcher::new(&member, &worker.view, &worker.learned, &worker.address);
     loop {
-        filter
-            .set(Rules::of(known.addresses().into_values()))
-            .await?;
+        let nodes = peers.known().addresses().into_values();
+        filter.set(Rules::of(nodes)).await?;
         if worker.packet_filter.value().get().is_none() {
             let nftables = filter.nftables.clone();
             let table = TABLE;
@@ -88,9 +78,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
         }
         health.good();
         tokio::select! {
-            view = views.next() => known.view = Some(view?),
-            news = learned.next() => known.learned = news?,
-            address = addresses.next() => known.own_address = Some(address?),
+            news = peers.changed() => news?,
             () = sleep_until(filter.read_at) => filter.restore().await?,
         }
     }

@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_agent::{
-    CuratorConnection, MAX_RETRY_DELAY, PeerAddresses, PeerResolver, View, for_each_connection,
-    refused,
+    CuratorConnection, MAX_RETRY_DELAY, PeerAddresses, PeerResolver, PeerWatcher, View,
+    for_each_connection, refused,
 };
 use hearth_api::identity::{MeshSecret, NodeId};
 use hearth_api::names::PORT_MESH;
@@ -260,20 +260,12 @@ async fn follow_peers<M: Machine>(
     worker: &Worker<M>,
     member: &MemberData,
 ) -> Outcome {
-    let mut views = worker.view.watch();
-    let mut learned = worker.learned.watch();
-    let mut addresses = worker.address.watch();
-    let mut known = PeerResolver {
-        own: member.node_id,
-        own_address: worker.address.get(),
-        saved: member.directory.clone(),
-        learned: worker.learned.get().unwrap_or_default(),
-        view: worker.view.get(),
-    };
+    let mut watcher = PeerWatcher::new(member, &worker.view, &worker.learned, &worker.address);
     let mut told: Option<Vec<Peer>> = None;
     loop {
         // Without a view the peers are not changed.
-        let peers = known.view.as_ref().map(|view| peers(&known, view));
+        let known = watcher.known();
+        let peers = known.view.as_ref().map(|view| peers(known, view));
         if peers.is_some() && told != peers {
             worker
                 .machine
@@ -282,11 +274,7 @@ async fn follow_peers<M: Machine>(
             told = peers;
         }
         health.good();
-        tokio::select! {
-            view = views.next() => known.view = Some(view?),
-            news = learned.next() => known.learned = news?,
-            address = addresses.next() => known.own_address = Some(address?),
-        }
+        watcher.changed().await?;
     }
 }
 

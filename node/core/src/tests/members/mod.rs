@@ -3,6 +3,7 @@
 
 mod faults;
 mod joining;
+mod peers;
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -230,6 +231,7 @@ impl Cluster {
             timing,
             peer_proxy: Some(node.proxy),
             local_roles,
+            view: event::value().1,
             connection: connections.clone(),
             control_plane: control_plane_writer,
             consensus: event::value().0,
