@@ -107,14 +107,39 @@ impl Kubernetes {
     /// # Errors
     /// If it is not accepted within the bound.
     pub async fn create(&self, object: &Value) -> Outcome {
+        let path = self.file(object)?;
+        let words = ["apply", "--filename", &path];
+        let applied = until_ok(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
+        applied.map(drop)
+    }
+
+    /// Tries once to create a pod of the test image with a specification that `change` has changed; returns why it is
+    /// refused.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub async fn refuses(
+        &self,
+        pod: &str,
+        node: &str,
+        change: impl FnOnce(&mut Value),
+    ) -> anyhow::Result<String> {
+        let mut object = probe(pod, node);
+        change(&mut object["spec"]);
+        let words = ["apply", "--filename", &self.file(&object)?];
+        match self.kubectl(&words).await {
+            Ok(accepted) => bail!("not refused: {accepted}"),
+            Err(refused) => Ok(format!("{refused:#}")),
+        }
+    }
+
+    /// Writes an object to a file for kubectl.
+    fn file(&self, object: &Value) -> anyhow::Result<String> {
         let name = object["metadata"]["name"].as_str().context("no name")?;
         let kind = object["kind"].as_str().context("no kind")?;
         let path = self.folder.join(format!("{kind}-{name}.json"));
         fs::write(&path, serde_json::to_vec_pretty(object)?)?;
-        let path = path.to_string_lossy();
-        let words = ["apply", "--filename", &path];
-        let applied = until_ok(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
-        applied.map(drop)
+        Ok(path.to_string_lossy().into_owned())
     }
 
     /// Queries objects until they satisfy the predicate.
@@ -175,10 +200,18 @@ impl Kubernetes {
         node: &str,
         change: impl FnOnce(&mut Value),
     ) -> Outcome {
+        self.begin(pod, node, change).await?;
+        self.runs(pod).await
+    }
+
+    /// The same, without waiting until it runs.
+    ///
+    /// # Errors
+    /// If it is not accepted within the bound.
+    pub async fn begin(&self, pod: &str, node: &str, change: impl FnOnce(&mut Value)) -> Outcome {
         let mut object = probe(pod, node);
         change(&mut object["spec"]);
-        self.create(&object).await?;
-        self.runs(pod).await
+        self.create(&object).await
     }
 
     /// The same, with the volume of a claim at [`VOLUME`].

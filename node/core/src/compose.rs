@@ -233,6 +233,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             log_tree: log_tree.clone(),
             calendar: CertificateClock::of_this_machine(),
             extensions,
+            control_plane_user: Some(hearth_kubernetes::CONTROL_PLANE_USER),
             cluster_state: cluster_state.clone(),
             member: member.clone(),
             connection: connection.clone(),

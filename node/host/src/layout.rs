@@ -469,11 +469,16 @@ impl Ephemeral {
     /// Creates the fixed directories.
     pub fn make_directories(&self) -> Result<(), FileError> {
         files::create_dir_durably(&self.path, 0o755)?;
+        // Programs that are not root have directories in them.
+        for directory in [self.kubernetes().path, self.kubernetes().working()] {
+            files::create_dir_durably(&directory, 0o711)?;
+        }
         files::create_dir_durably(&self.consensus(), files::PRIVATE_DIRECTORY)
     }
 }
 
-/// `kubernetes/` in memory. Its directories are created by their users, accessible to root only.
+/// `kubernetes/` in memory. Its directories are created by their users, each accessible to one user
+/// only.
 #[derive(Clone, Debug)]
 pub struct EphemeralKubernetes {
     path: PathBuf,
@@ -506,9 +511,14 @@ impl EphemeralKubernetes {
         }
     }
 
+    /// The directory of the working directories.
+    pub fn working(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
     /// The working directory of a program.
     pub fn work(&self, program: &str) -> PathBuf {
-        self.path.join("work").join(program)
+        self.working().join(program)
     }
 }
 

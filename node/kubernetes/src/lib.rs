@@ -90,6 +90,10 @@ use hearth_sys::tree;
 
 use calendar::CertificateClock;
 
+/// The user of API server, controller-manager and scheduler. Below 65536, where the users of pods with
+/// user namespaces begin.
+pub const CONTROL_PLANE_USER: u32 = 64_001;
+
 /// The worker that runs the Kubernetes roles of this node. Everything below it shares these inputs
 /// and outputs.
 pub struct Worker {
@@ -101,6 +105,9 @@ pub struct Worker {
     pub calendar: CertificateClock,
     /// The mounted extensions; one of them contains the programs.
     pub extensions: Arc<Extensions>,
+    /// The user of the control-plane programs, [`CONTROL_PLANE_USER`]. `None`: that of this process,
+    /// which tests need whose files are in directories of others.
+    pub control_plane_user: Option<u32>,
     /// Input. A disowned node stops everything; a SPLIT node keeps running.
     pub cluster_state: ClusterState,
     /// Input: the node's identity. It is set once the data partition is mounted.

@@ -33,6 +33,7 @@ use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_sys::child::{self, Child, ChildError};
+use hearth_sys::confine::Confinement;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -57,7 +58,7 @@ const NICENESS_WITHOUT_SERVERS: i8 = 19;
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The working directory cannot be created.
-    #[error("cannot create {path}, the working directory of {program}")]
+    #[error("cannot create {path}, the working directory of {program}, or give it to its user")]
     Directory {
         /// Name of the program.
         program: &'static str,
@@ -158,6 +159,8 @@ pub struct Program {
     /// none, it has little to do and runs at the lowest priority: a server that it waits for may be
     /// starting on the same processors.
     pub servers: Option<Value<usize>>,
+    /// How it is confined. Its working directory is then its own.
+    pub confinement: Option<Confinement>,
 }
 
 impl Program {
@@ -170,6 +173,7 @@ impl Program {
             environment: vec![("PATH", bundle.programs().into())],
             directory: directory.to_owned(),
             servers: None,
+            confinement: None,
         }
     }
 
@@ -201,11 +205,12 @@ impl Program {
             .recursive(true)
             .mode(0o700)
             .create(&self.directory);
-        made.map_err(|source| ProgramError::Directory {
+        let directory = |source| ProgramError::Directory {
             program,
             path: self.directory.clone(),
             source,
-        })?;
+        };
+        made.map_err(directory)?;
         let mut command = Command::new(&self.file);
         command
             .args(&self.arguments)
@@ -217,6 +222,11 @@ impl Program {
             None => self.profile.niceness,
         };
         child::nice(&mut command, niceness);
+        if let Some(confinement) = &self.confinement {
+            let user = Some(confinement.user);
+            std::os::unix::fs::chown(&self.directory, user, user).map_err(directory)?;
+            confinement.apply(&mut command);
+        }
         let last_words = Arc::new(Mutex::new(None));
         let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
         let log_format = self.profile.log_format;

@@ -63,12 +63,13 @@ pub(crate) fn url() -> String {
 pub(crate) async fn run(
     ctx: Context,
     directory: &Path,
+    user: Option<u32>,
     client: &NamespacedClient,
     in_use: &ReadLock,
     capacity: &Writer<Capacity>,
 ) -> Outcome {
     ctx.ends_within(END_WITHIN);
-    let listener = listen(directory)?;
+    let listener = listen(directory, user)?;
     let over = CancellationToken::new();
     let end = async {
         ctx.cancelled().await;
@@ -86,7 +87,7 @@ pub(crate) async fn run(
     }
 }
 
-fn listen(directory: &Path) -> Result<UnixListener, StoreError> {
+fn listen(directory: &Path, user: Option<u32>) -> Result<UnixListener, StoreError> {
     files::create_dir_durably(directory, 0o700)?;
     let socket = directory.join(SOCKET);
     let failed = |source| StoreError::Socket {
@@ -98,5 +99,7 @@ fn listen(directory: &Path) -> Result<UnixListener, StoreError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    UnixListener::bind(&socket).map_err(failed)
+    let listener = UnixListener::bind(&socket).map_err(failed)?;
+    std::os::unix::fs::chown(&socket, user, user).map_err(failed)?;
+    Ok(listener)
 }

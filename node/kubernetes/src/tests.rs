@@ -94,6 +94,7 @@ impl Fake {
         Self {
             _directory: directory,
             parts: Arc::new(Worker {
+                control_plane_user: None,
                 root,
                 log_tree: LogTree::new(hearth_base::logtree::Options::default()),
                 calendar,

@@ -18,6 +18,7 @@ pub mod cgroups;
 pub mod child;
 pub mod cidr;
 pub mod clock;
+pub mod confine;
 pub mod console;
 pub mod dhcp;
 pub mod dm;

@@ -7,10 +7,14 @@
     reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
 )]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, mem};
 
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::process::{Gid, Uid};
+use rustix::thread::UnshareFlags;
+use seccompiler::BpfProgram;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -226,6 +230,46 @@ pub(super) fn nice(command: &mut tokio::process::Command, niceness: i8) {
     let prepare = move || Ok(rustix::process::setpriority_process(None, niceness.into())?);
     // SAFETY: between fork and exec the closure makes one system call; it takes no locks and does
     // not allocate.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
+
+/// Confines the command's process: see [`super::confine`]. Must be called before
+/// [`own_session_and_die_with_parent`], whose setting is lost when the user changes.
+pub(super) fn confine(
+    command: &mut tokio::process::Command,
+    user: u32,
+    hidden: Vec<CString>,
+    filter: BpfProgram,
+) {
+    let prepare = move || {
+        let (nothing, none) = (c"none", None::<&CStr>);
+        // SAFETY: no file descriptors are shared or changed by a namespace of mounts.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+        // What is unmounted elsewhere is unmounted here, too: a copy would keep it in use.
+        rustix::mount::mount_change(
+            c"/",
+            MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM,
+        )?;
+        let flags =
+            MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        for directory in &hidden {
+            match rustix::mount::mount(nothing, directory.as_c_str(), c"tmpfs", flags, none) {
+                Err(rustix::io::Errno::NOENT) => {}
+                mounted => mounted?,
+            }
+        }
+        // The process has one thread.
+        let (group, user) = (Gid::from_raw(user), Uid::from_raw(user));
+        rustix::thread::set_thread_groups(&[])?;
+        rustix::thread::set_thread_res_gid(group, group, group)?;
+        rustix::thread::set_thread_res_uid(user, user, user)?;
+        // This sets `no_new_privs` as well.
+        seccompiler::apply_filter(&filter).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+    };
+    // SAFETY: between fork and exec the closure only makes system calls; it takes no locks and does
+    // not allocate, and what it reads was made before.
     unsafe {
         command.pre_exec(prepare);
     }

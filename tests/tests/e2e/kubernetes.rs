@@ -76,8 +76,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
 
 /// A privileged pod is refused, until the owner says that the namespace may have them.
 async fn pods_are_confined_by_default(kubernetes: &Kubernetes, node: &str) -> Outcome {
-    let refused = kubernetes.probe_as("refused", node, privileged).await;
-    let refused = format!("{:#}", refused.err().context("it was accepted")?);
+    let refused = kubernetes.refuses("refused", node, privileged).await?;
     ensure!(
         refused.contains("violates PodSecurity \"baseline:latest\": privileged"),
         "{refused}"
@@ -101,8 +100,8 @@ async fn host_ports_take_nothing(kubernetes: &Kubernetes, node: &str) -> Outcome
             ]);
         }
     };
-    let refused = kubernetes.probe_as("curator", node, with_host_port(7836));
-    let refused = format!("{:#}", refused.await.err().context("it was accepted")?);
+    let refused = kubernetes.refuses("curator", node, with_host_port(7836));
+    let refused = refused.await?;
     ensure!(
         refused.contains("host port 7836, 7836 is used by the node itself"),
         "{refused}"
@@ -162,6 +161,22 @@ for kind in dummy bridge; do ip link add new type $kind && ip link del new || ec
 ip link add link eth0 name new type macvlan && ip link del new || echo macvlan
 mkdir -p /mnt && mount -t tmpfs none /mnt || echo tmpfs";
 
+/// Prints what the programs of the control plane are, or see, that they should not; nothing if there are none of them
+/// is a difference, too.
+const CONFINED: &str = "exec 2>&1
+for name in apiserver controller scheduler; do
+  process=$(grep -lx kube-$name /proc/[0-9]*/comm | cut -d/ -f3)
+  test -n \"$process\" || echo no $name
+  grep -q '^Uid:.64001.64001.64001.64001$' /proc/$process/status || echo $name is root
+  grep -q '^CapPrm:.0000000000000000$' /proc/$process/status || echo $name has capabilities
+  grep -q '^Seccomp:.2$' /proc/$process/status || echo $name calls what it likes
+  for private in data/etcd data/node ephemeral/consensus; do
+    test -d /proc/1/root/$private || echo no $private
+    ls /proc/$process/root/$private | grep -q . && echo $name sees $private
+  done
+done
+true";
+
 /// Pods that ask for them get a user namespace, and what the kernel has for volumes and networks.
 async fn kernel_serves_pods(kubernetes: &Kubernetes, node: &str) -> Outcome {
     let apart = |spec: &mut Value| spec["hostUsers"] = false.into();
@@ -173,10 +188,17 @@ async fn kernel_serves_pods(kubernetes: &Kubernetes, node: &str) -> Outcome {
     };
     ensure!(inside == "0" && outside != "0", "root is {map:?}");
 
-    kubernetes.probe_as("privileged", node, privileged).await?;
+    let everything = |spec: &mut Value| {
+        privileged(spec);
+        spec["hostPID"] = true.into();
+    };
+    kubernetes.probe_as("privileged", node, everything).await?;
     let words = ["exec", "privileged", "--", "sh", "-c", MISSING];
     let missing = kubernetes.kubectl(&words).await?;
     ensure!(missing.is_empty(), "missing: {missing}");
+    let words = ["exec", "privileged", "--", "sh", "-c", CONFINED];
+    let unconfined = kubernetes.kubectl(&words).await?;
+    ensure!(unconfined.is_empty(), "the control plane: {unconfined}");
     for pod in ["apart", "privileged"] {
         kubernetes
             .kubectl(&["delete", "pod", pod, "--wait=false"])

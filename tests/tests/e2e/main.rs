@@ -11,6 +11,7 @@ mod conformance;
 mod disks;
 mod disown_cuts;
 mod extensions;
+mod greed;
 mod ha;
 mod hardware;
 mod kubernetes;

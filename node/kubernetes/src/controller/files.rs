@@ -1,5 +1,6 @@
 //! Certificates and keys of the control-plane programs, as files in memory.
 
+use std::io;
 use std::path::PathBuf;
 
 use hearth_host::layout::{EphemeralController, KeyFiles, Root};
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use super::pod_security::PodSecurity;
 
-/// File mode: readable by root only.
+/// File mode: readable by the owner only.
 const PRIVATE: u32 = 0o600;
 
 /// The directory of the files.
@@ -39,6 +40,20 @@ impl Files {
         }
         let path = self.service_account_key();
         files::write_atomic(&path, private.expose().as_bytes(), PRIVATE)
+    }
+
+    /// Makes all of them the files of the user who reads them.
+    pub(super) fn hand_over(&self, user: u32) -> io::Result<()> {
+        let mut waiting = vec![self.directory.path().to_owned()];
+        while let Some(path) = waiting.pop() {
+            if path.is_dir() {
+                for entry in std::fs::read_dir(&path)? {
+                    waiting.push(entry?.path());
+                }
+            }
+            std::os::unix::fs::chown(&path, Some(user), Some(user))?;
+        }
+        Ok(())
     }
 
     /// Writes a certificate and its key under a name.

@@ -11,6 +11,11 @@
 //! [`reconciler`], one of each is the leader, elected with leases in the API. They use the API
 //! server of their own node: a controller that is cut off cannot be leader.
 //!
+//! They are [confined](hearth_sys::confine), as a user of their own ([`CONTROL_PLANE_USER`]): the API
+//! server reaches of etcd what [`store`] passes, and not etcd's socket or the files of the node.
+//!
+//! [`CONTROL_PLANE_USER`]: super::CONTROL_PLANE_USER
+//!
 //! The API server needs the local etcd, so the node has to be a consensus member. Until its etcd
 //! serves, nothing is started, and the condition says so.
 
@@ -32,7 +37,9 @@ use hearth_consensus::etcd_proxy::quota::Capacity;
 use hearth_consensus::{ConsensusUser, NamespacedClient, kubernetes_authorities};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::MemberData;
+use hearth_host::layout::Root;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
+use hearth_sys::confine::Confinement;
 
 use super::program::{self, Profile, Progress, ReadLock};
 use super::{RoleCondition, Worker, reconciler, settings, store};
@@ -134,7 +141,16 @@ pub(crate) async fn run(
         let all = all.clone();
         async move {
             let directory = all.parts.root.ephemeral.kubernetes().store();
-            store::run(ctx, &directory, &all.store, &all.store_in_use, &all.room).await
+            let user = all.parts.control_plane_user;
+            store::run(
+                ctx,
+                &directory,
+                user,
+                &all.store,
+                &all.store_in_use,
+                &all.room,
+            )
+            .await
         }
     })?;
     for (profile, progress) in profiles.into_iter().zip(&progresses) {
@@ -271,6 +287,26 @@ fn judge(
     }
 }
 
+/// The control-plane programs have nothing of the node: not its keys, not the cluster's store, and
+/// not what its pods have.
+fn confinement(root: &Root, user: u32) -> Confinement {
+    let (data, memory) = (&root.data, &root.ephemeral);
+    Confinement {
+        user,
+        hidden: vec![
+            root.esp.path().to_owned(),
+            data.etcd().path().to_owned(),
+            data.node().path().to_owned(),
+            data.volumes(),
+            data.containerd(),
+            data.kubernetes().path().to_owned(),
+            memory.consensus(),
+            memory.containerd(),
+            memory.kubernetes().worker().path().to_owned(),
+        ],
+    }
+}
+
 /// Runs one program until its configuration is outdated.
 async fn keep(
     ctx: Context,
@@ -293,7 +329,11 @@ async fn keep(
         ready = ready => ready?,
         () = ctx.cancelled() => return Ok(Exit::Done),
     };
-    let prepared = programs::prepare(&all, profile, address, &security)?;
+    let mut prepared = programs::prepare(&all, profile, address, &security)?;
+    if let Some(user) = all.parts.control_plane_user {
+        all.files.hand_over(user)?;
+        prepared.program.confinement = Some(confinement(&all.parts.root, user));
+    }
     let _held = match binary {
         Binary::Apiserver => Some(all.store_in_use.hold().await),
         _ => None,

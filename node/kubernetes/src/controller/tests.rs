@@ -16,10 +16,9 @@ use nix::unistd::Pid;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::access;
 use crate::calendar::CertificateClock;
-use crate::testing;
 use crate::tests::Fake;
+use crate::{access, testing};
 
 /// Timeout on a busy machine.
 const SLOW: Duration = Duration::from_secs(300);
@@ -226,7 +225,7 @@ async fn pods_may_ask_for_what_the_cluster_permits() {
             "metadata": { "generateName": "pod-" },
             "spec": {
                 "containers": [{ "name": "c", "image": "i" }],
-                "volumes": [{ "name": "v", "hostPath": { "path": "/data/etcd" } }],
+                "volumes": [{ "name": "v", "hostPath": { "path": "/sys" } }],
             },
         });
         match pods.create(pod).await {

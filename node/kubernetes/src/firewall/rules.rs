@@ -63,9 +63,9 @@ impl Rules {
 
     /// A script that makes these the rules of the table, whatever was in it.
     pub(super) fn script(&self) -> String {
-        let mut sets = set("own_tcp", "inet_service", &OWN_TCP);
-        sets += &set("own_udp", "inet_service", &OWN_UDP);
-        sets += &set("reachable_tcp", "inet_service", &REACHABLE_TCP);
+        let mut sets = set("own_tcp", "inet_service", OWN_TCP);
+        sets += &set("own_udp", "inet_service", OWN_UDP);
+        sets += &set("reachable_tcp", "inet_service", REACHABLE_TCP);
         sets += &set("nodes", "ipv4_addr", &self.nodes);
         let pods = format!("{{ \"{BRIDGE}\", \"{LINK}\" }}");
         let inside = format!("{{ {POD_NETWORK}, {SERVICE_NETWORK} }}");

@@ -273,7 +273,7 @@ impl<'a> Rounds<'a> {
         // Permissions are applied again only if there are any.
         self.going.take_if(|going| !going.is_empty());
         let mut missing = None;
-        for wanted in objects::constant() {
+        for wanted in objects::constant().into_iter().chain(admission::policies()) {
             let applied = wanted.apply(&self.client).await;
             let object = format!("{} {}", wanted.kind.name, wanted.name());
             if let Err(error) = &applied {

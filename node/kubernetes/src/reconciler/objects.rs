@@ -15,7 +15,6 @@ use hearth_kubernetes_api::kinds::{self, Kind, RBAC};
 use hearth_kubernetes_api::{ApiError, Client, MANAGER};
 use serde_json::{Value, json};
 
-use super::admission;
 use crate::volumes::plan::Refusal;
 use crate::volumes::{CLASS, PROVISIONER};
 
@@ -83,10 +82,7 @@ pub fn constant() -> Vec<Wanted> {
         binding(),
         dns_service(),
     ]
-    .into_iter()
-    .chain(admission::node_ports())
-    .chain(admission::workers_only())
-    .collect()
+    .into()
 }
 
 /// The permissions of nodes: for DNS, for their volumes, and to see their own Node. Nodes may not

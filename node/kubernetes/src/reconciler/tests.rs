@@ -153,6 +153,7 @@ async fn with_a_real_control_plane() {
     nodes_follow_the_cluster(&kube, &writer).await;
     only_workers_get_pods(&plane, &kube).await;
     ports_of_nodes_are_no_host_ports(&kube).await;
+    private_directories_are_no_host_paths(&kube).await;
     volumes_come_and_go_with_claims(&plane, &kube, &volumes).await;
     let constants = Arc::new(event::value().0);
     let second = reconciler(&plane, 2, &writer, &volumes, &constants);
@@ -305,6 +306,73 @@ async fn ports_of_nodes_are_no_host_ports(kube: &Client) {
         json!([{ "containerPort": 80, "hostPort": 7835, "protocol": "UDP" }]),
     ] {
         pods.create(pod(free)).await.unwrap();
+    }
+}
+
+async fn private_directories_are_no_host_paths(kube: &Client) {
+    let pod = |path: &str| {
+        json!({
+            "metadata": { "generateName": "path-" },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i" }],
+                "volumes": [
+                    { "name": "empty", "emptyDir": {} },
+                    { "name": "host", "hostPath": { "path": path } },
+                ],
+            },
+        })
+    };
+    let volume = |path: &str| {
+        json!({
+            "metadata": { "generateName": "path-" },
+            "spec": {
+                "hostPath": { "path": path },
+                "capacity": { "storage": "1" },
+                "accessModes": ["ReadWriteOnce"],
+            },
+        })
+    };
+    let namespace = json!({ "metadata": {
+        "name": "privileged",
+        "labels": { "pod-security.kubernetes.io/enforce": "privileged" },
+    }});
+    kube.all(kinds::NAMESPACES).create(namespace).await.unwrap();
+    for namespace in ["privileged", "kube-system"] {
+        let accounts = kube.within(namespace, kinds::SERVICE_ACCOUNTS);
+        let account = json!({ "metadata": { "name": "default" } });
+        match accounts.create(account).await {
+            // The controller manager was faster.
+            Err(error) if error.is(StatusCode::CONFLICT) => {}
+            made => drop(made.unwrap()),
+        }
+    }
+    let users = kube.within("privileged", kinds::PODS);
+    let own = kube.within("kube-system", kinds::PODS);
+    let volumes = kube.all(kinds::VOLUMES);
+    for path in [
+        "/",
+        "/data",
+        "//data/./etcd/member",
+        "/data/node/",
+        "/ephemeral/consensus",
+        "/esp",
+        "/proc/1/root/usr",
+    ] {
+        let why = refusal(&users, &pod(path)).await;
+        assert!(
+            why.contains("a private directory of the node"),
+            "{path}: {why}"
+        );
+        let why = refusal(&volumes, &volume(path)).await;
+        assert!(
+            why.contains("a private directory of the node"),
+            "{path}: {why}"
+        );
+        own.create(pod(path)).await.unwrap();
+    }
+    for path in ["/data/etcd-backup", "/data/kubernetes/log", "/dev", "/sys"] {
+        users.create(pod(path)).await.unwrap();
+        volumes.create(volume(path)).await.unwrap();
     }
 }
 
