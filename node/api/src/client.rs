@@ -100,12 +100,12 @@ impl fmt::Display for ConnectError {
         if self.attempts.is_empty() {
             return f.write_str("no curator is known");
         }
-        f.write_str("cannot reach any curator (")?;
-        for (index, (endpoint, error)) in self.attempts.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{endpoint}: {}", crate::chain(error))?;
-        }
-        f.write_str(")")
+        let attempts = self.attempts.iter();
+        let attempts = attempts.map(|(at, error)| format!("{at}: {}", crate::chain(error)));
+        // Who shows every new reason shows the same one once, whichever endpoint was asked first.
+        let mut attempts: Vec<String> = attempts.collect();
+        attempts.sort_unstable();
+        write!(f, "cannot reach any curator ({})", attempts.join("; "))
     }
 }
 

@@ -53,7 +53,9 @@ use hearth_host::layout;
 use hearth_host::pki::{self, PkiError};
 use hearth_sys::files::{self, FileError};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use self::peer_port::PeerPort;
 
@@ -70,6 +72,10 @@ pub use store_version::StoreVersionError;
 /// Maximum size of etcd's database file in bytes (see `defrag`). etcd's own default is twice that,
 /// which is more than small disks have.
 pub const QUOTA: u64 = 1 << 30;
+
+/// How long etcd waits, when the node shuts down, for those that [hold](Handle::hold) it: longer than
+/// a program may take to end.
+const USERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// How often a learner reports its progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -108,6 +114,8 @@ pub struct Config {
     pub founding: bool,
     /// Shared with the curator on this node.
     pub peers: PeerReadiness,
+    /// Who [holds](Handle::hold) etcd.
+    pub users: TaskTracker,
     /// Quota in bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
     /// Path of the etcd binary.
@@ -287,9 +295,16 @@ pub struct Handle {
     root: RootClient,
     serving: watch::Receiver<bool>,
     state: ClusterState,
+    users: TaskTracker,
 }
 
 impl Handle {
+    /// Keeps etcd running for a moment when the node shuts down, until the token is dropped: for
+    /// programs that write a last time when they end.
+    pub fn hold(&self) -> TaskTrackerToken {
+        self.users.token()
+    }
+
     /// A client for one user's namespace, if the node is HOME or SPLIT.
     pub fn client(&self, user: ConsensusUser) -> Result<NamespacedClient, ConsensusUnavailable> {
         let state = self.state.get();
@@ -390,6 +405,7 @@ async fn live(
     out: &Outputs,
     good: &mut impl FnMut(),
 ) -> Result<End, Failure> {
+    ctx.ends_within(USERS_WITHIN + process::STOP_BOUND);
     let begin = Instant::now();
     let start = decide(config, out.handle.value().get().is_some())?;
     let timing = timing(config).map_err(ConsensusFailure::from)?;
@@ -406,6 +422,7 @@ async fn live(
             root: root.clone(),
             serving: serves,
             state: config.state.clone(),
+            users: config.users.clone(),
         }));
         tracing::info!(after = ?begin.elapsed(), "etcd is ready");
         good();
@@ -428,7 +445,7 @@ async fn live(
     };
     let outcome = tokio::select! {
         ended = etcd.ended() => Err(ended.into()),
-        () = ctx.cancelled() => Ok(End::Stopped),
+        () = stopped(ctx, &config.users) => Ok(End::Stopped),
         outcome = work => outcome,
     };
     serving.send_replace(false);
@@ -436,6 +453,15 @@ async fn live(
         etcd.stop().await?;
     }
     outcome
+}
+
+/// Waits until the runnable is cancelled and nobody holds etcd any more.
+async fn stopped(ctx: &Context, users: &TaskTracker) {
+    ctx.cancelled().await;
+    users.close();
+    if timeout(USERS_WITHIN, users.wait()).await.is_err() {
+        tracing::warn!("etcd is still used after {USERS_WITHIN:?}; stopping it anyway");
+    }
 }
 
 /// Waits, without a limit, until etcd answers a linearizable read: without a quorum there is

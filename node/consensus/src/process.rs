@@ -23,7 +23,7 @@ const PEER_SOCKET_NAME: &str = "peers:0";
 /// How long etcd may take to shut down before it is killed, which loses nothing. A leader whose peers are gone takes
 /// longer: it asks each of them for its version, and waits three seconds for each. Shorter than the time after which the
 /// supervisor warns.
-const STOP_BOUND: Duration = Duration::from_secs(4);
+pub(super) const STOP_BOUND: Duration = Duration::from_secs(4);
 /// Part of etcd's message when the other members have removed it. etcd exits then, and after every
 /// further start.
 const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";

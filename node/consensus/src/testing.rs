@@ -21,6 +21,7 @@ use hearth_host::{cluster_state, layout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 
 pub use peer::Peer;
 
@@ -126,6 +127,7 @@ impl Site {
             member_of_curators: Arc::new(|_| false),
             founding,
             peers: PeerReadiness::default(),
+            users: TaskTracker::new(),
             quota_bytes: self.quota_bytes,
             binary: etcd(),
             peer_proxy: None,

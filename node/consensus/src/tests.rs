@@ -57,6 +57,22 @@ async fn etcd_serves_soon_and_keeps_what_was_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_holds_etcd_can_write_a_last_time() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let client = running.client();
+    let held = running.handle().handle().hold();
+    let shutdown = running.supervisor.shutdown();
+    tokio::pin!(shutdown);
+    let early = tokio::time::timeout(Duration::from_secs(1), &mut shutdown).await;
+    assert!(early.is_err(), "it does not wait");
+    client.write(put_new("last", "1")).await.unwrap();
+    drop(held);
+    within_timeout("shutdown", shutdown).await;
+    assert!(site.etcd_pids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_founding_that_nobody_heard_of_begins_anew() {
     let site = Site::new();
     // A power cut may leave a write-ahead log that etcd cannot read.

@@ -12,6 +12,7 @@ use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
 use hearth_curator::founding;
 use hearth_host::handover::{BootstrapData, Founded};
 use hearth_host::{console, credentials, failpoint, pki};
+use tokio_util::task::TaskTracker;
 
 use super::{FOUNDER, Member, Start, Worker, join};
 
@@ -97,6 +98,7 @@ fn start_consensus(
         }),
         founding: matches!(start, Start::Found(_)),
         peers: peers.clone(),
+        users: TaskTracker::new(),
         quota_bytes: worker.etcd_quota,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,

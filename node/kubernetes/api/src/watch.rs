@@ -5,6 +5,9 @@
 //! has compacted that version, the objects are listed again, and consumers get one event with all
 //! objects: those that are missing from it have been deleted.
 //!
+//! Of each object only what the consumer's type has is kept, from the page on in which it was read: a
+//! page is bounded, all objects of a kind are not.
+//!
 //! The stream never ends. An error is an item of it, and the watch is retried after
 //! [`RETRY_DELAY`]. There is no exponential backoff: on a node that has just started the first
 //! attempts come too early, and with a long delay it would have no DNS for that time.
@@ -81,21 +84,10 @@ impl Which {
 }
 
 /// Lists and watches objects. The stream never ends.
-pub fn watch<T: DeserializeOwned>(
+pub fn watch<T: DeserializeOwned + Send>(
     objects: Objects,
     which: Which,
 ) -> impl Stream<Item = Result<Event<T>, ApiError>> + Send {
-    follow(objects, which).map(|told| {
-        let read = |object: Box<RawValue>| serde_json::from_str(object.get());
-        Ok(told?.try_map(read)?)
-    })
-}
-
-/// The same, before anybody reads the objects.
-fn follow(
-    objects: Objects,
-    which: Which,
-) -> BoxStream<'static, Result<Event<Box<RawValue>>, ApiError>> {
     let follower = Follower {
         objects,
         which,
@@ -105,7 +97,10 @@ fn follow(
     unfold(follower, |mut follower| async move {
         Some((follower.next().await, follower))
     })
-    .boxed()
+}
+
+fn read<T: DeserializeOwned>(object: &RawValue) -> Result<T, ApiError> {
+    Ok(serde_json::from_str(object.get())?)
 }
 
 struct Follower {
@@ -129,7 +124,7 @@ enum State {
 type Lines = BoxStream<'static, Result<String, ApiError>>;
 
 impl Follower {
-    async fn next(&mut self) -> Result<Event<Box<RawValue>>, ApiError> {
+    async fn next<T: DeserializeOwned>(&mut self) -> Result<Event<T>, ApiError> {
         loop {
             if self.pause {
                 self.pause = false;
@@ -152,7 +147,7 @@ impl Follower {
     }
 
     /// One step: list, open a watch, or read an event. Safe to cancel.
-    async fn step(&mut self) -> Result<Option<Event<Box<RawValue>>>, ApiError> {
+    async fn step<T: DeserializeOwned>(&mut self) -> Result<Option<Event<T>>, ApiError> {
         match &mut self.state {
             State::Unknown => {
                 let (all, version) = list(&self.objects, &self.which).await?;
@@ -177,6 +172,11 @@ impl Follower {
                     Ok(Some(Err(error))) => Err(error),
                     Err(_) => Err(ApiError::Silent(WATCH_ENDS_WITHIN)),
                 };
+                let told = told.and_then(|event| {
+                    event
+                        .map(|event| event.try_map(|object| read(&object)))
+                        .transpose()
+                });
                 if told.is_err() {
                     self.state = State::Known(std::mem::take(version));
                 }
@@ -187,39 +187,68 @@ impl Follower {
 }
 
 /// Lists all objects; with the resource version of the list.
-async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, String), ApiError> {
-    #[derive(Deserialize)]
-    struct Page {
-        metadata: PageMetadata,
-        items: Option<Vec<Box<RawValue>>>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct PageMetadata {
-        resource_version: String,
-        #[serde(default, rename = "continue")]
-        more: String,
-    }
+async fn list<T: DeserializeOwned>(
+    objects: &Objects,
+    which: &Which,
+) -> Result<(Vec<T>, String), ApiError> {
     let mut all = Vec::new();
-    let mut more = String::new();
-    let mut limit = PAGE_OBJECTS;
+    let mut pages = Pages {
+        more: String::new(),
+        limit: PAGE_OBJECTS,
+    };
     loop {
-        let so_many = limit.to_string();
-        let query = query(which, &[("limit", &so_many), ("continue", &more)]);
-        let path = objects.path(None, &query)?;
-        let page = match objects.client.ask(Method::GET, path, None).await {
-            // A user who creates large objects must not be able to block the watch.
-            Err(ApiError::Long) if limit > 1 => {
-                limit /= 2;
-                continue;
-            }
-            page => page?,
-        };
-        let page: Page = serde_json::from_slice(&page)?;
-        all.extend(page.items.into_iter().flatten());
-        more = page.metadata.more;
-        if more.is_empty() {
-            return Ok((all, page.metadata.resource_version));
+        let (items, version) = pages.next(objects, which).await?;
+        for object in items {
+            all.push(read(&object)?);
+        }
+        if pages.more.is_empty() {
+            return Ok((all, version));
+        }
+    }
+}
+
+/// The pages of a list.
+struct Pages {
+    /// Where the next page begins; empty at the begin and at the end.
+    more: String,
+    /// Maximum number of objects in a page.
+    limit: usize,
+}
+
+impl Pages {
+    async fn next(
+        &mut self,
+        objects: &Objects,
+        which: &Which,
+    ) -> Result<(Vec<Box<RawValue>>, String), ApiError> {
+        #[derive(Deserialize)]
+        struct Page {
+            metadata: PageMetadata,
+            items: Option<Vec<Box<RawValue>>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct PageMetadata {
+            resource_version: String,
+            #[serde(default, rename = "continue")]
+            more: String,
+        }
+        loop {
+            let so_many = self.limit.to_string();
+            let query = query(which, &[("limit", &so_many), ("continue", &self.more)]);
+            let path = objects.path(None, &query)?;
+            let page = match objects.client.ask(Method::GET, path, None).await {
+                // A user who creates large objects must not be able to block the watch.
+                Err(ApiError::Long) if self.limit > 1 => {
+                    self.limit /= 2;
+                    continue;
+                }
+                page => page?,
+            };
+            let page: Page = serde_json::from_slice(&page)?;
+            self.more = page.metadata.more;
+            let items = page.items.unwrap_or_default();
+            return Ok((items, page.metadata.resource_version));
         }
     }
 }

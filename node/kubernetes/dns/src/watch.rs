@@ -21,6 +21,10 @@ use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 /// Maximum number of pending events that are combined into one new zone.
 const MAX_NEWS_PER_ZONE: usize = 256;
 
+/// Maximum number of addresses that are kept of one object; Kubernetes' own controller writes no
+/// more, but users can.
+const MAX_ADDRESSES: usize = 1000;
+
 /// Watches with this client. Returns only on an error; watches that fail are retried.
 pub(crate) async fn follow(
     client: Client,
@@ -109,7 +113,9 @@ fn endpoints_of(object: fields::Endpoints) -> Option<Endpoints> {
     for subset in object.subsets {
         let ports: Vec<Port> = subset.ports.into_iter().filter_map(port).collect();
         for address in subset.addresses {
-            if let Ok(ip) = address.ip.parse() {
+            if all.len() < MAX_ADDRESSES
+                && let Ok(ip) = address.ip.parse()
+            {
                 all.push(Endpoint {
                     address: ip,
                     hostname: Some(address.hostname).filter(|name| !name.is_empty()),
@@ -119,4 +125,24 @@ fn endpoints_of(object: fields::Endpoints) -> Option<Endpoints> {
         }
     }
     Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_of_any_size_has_a_limited_number_of_addresses() {
+        let addresses: Vec<_> = (0..3 * MAX_ADDRESSES)
+            .map(|n| json!({ "ip": format!("10.208.{}.{}", n / 250, n % 250) }))
+            .collect();
+        let object = json!({
+            "metadata": { "namespace": "default", "name": "many" },
+            "subsets": [{ "addresses": addresses }],
+        });
+        let object = serde_json::from_value(object).unwrap();
+        assert_eq!(endpoints_of(object).unwrap().len(), MAX_ADDRESSES);
+    }
 }

@@ -34,7 +34,9 @@ use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
-use hearth_consensus::{ConsensusUser, NamespacedClient, kubernetes_authorities};
+use hearth_consensus::{
+    ConsensusUnavailable, ConsensusUser, Handle, NamespacedClient, kubernetes_authorities,
+};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
@@ -72,6 +74,7 @@ struct Controller {
     member: MemberData,
     authorities: Authorities,
     files: Files,
+    consensus: Handle,
     /// The namespace of Kubernetes in etcd.
     store: NamespacedClient,
     /// Held by the API server.
@@ -102,7 +105,7 @@ pub(crate) async fn run(
     condition: &Writer<RoleCondition>,
 ) -> Outcome {
     let member = parts.member.watch().next().await?;
-    let (pki, store) = reach_consensus(parts, condition).await?;
+    let (consensus, pki, store) = reach_consensus(parts, condition).await?;
     let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await?;
     let files = Files::new(&parts.root);
     let shared = {
@@ -125,6 +128,7 @@ pub(crate) async fn run(
         member,
         authorities,
         files: shared,
+        consensus,
         store,
         store_in_use: ReadLock::default(),
         room: event::value().0,
@@ -142,6 +146,8 @@ pub(crate) async fn run(
         async move {
             let directory = all.parts.root.ephemeral.kubernetes().store();
             let user = all.parts.control_plane_user;
+            // etcd ends after the API server, so that this one can sign off.
+            let _held = all.consensus.hold();
             store::run(
                 ctx,
                 &directory,
@@ -200,14 +206,17 @@ pub(crate) async fn run(
 async fn reach_consensus(
     parts: &Worker,
     condition: &Writer<RoleCondition>,
-) -> Result<(NamespacedClient, NamespacedClient), Failure> {
+) -> Result<(Handle, NamespacedClient, NamespacedClient), Failure> {
     let mut consensus = parts.consensus.watch();
     let mut states = parts.cluster_state.watch();
     loop {
         let handle = parts.consensus.get().flatten();
-        let client = |user| hearth_consensus::client(handle.as_ref(), user);
-        let clients = client(ConsensusUser::KubernetesPki)
-            .and_then(|pki| Ok((pki, client(ConsensusUser::Kubernetes)?)));
+        let handle = handle.ok_or(ConsensusUnavailable::NoLocalConsensus);
+        let clients = handle.and_then(|handle| {
+            let pki = handle.client(ConsensusUser::KubernetesPki)?;
+            let store = handle.client(ConsensusUser::Kubernetes)?;
+            Ok((handle, pki, store))
+        });
         match clients {
             Ok(clients) => return Ok(clients),
             Err(why) => condition.set(RoleCondition::unmet("WaitingForConsensus", why.to_string())),
