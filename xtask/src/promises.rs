@@ -24,6 +24,7 @@ const PROMISES: &[(&str, Bound)] = &[
     ("boot.uefi.home_ratio_bare", Bound::AtMost(1.15)),
     ("boot.direct.home_256mib", Bound::AtLeast(1.0)),
     ("cluster.three_voters_ratio_one_node", Bound::AtMost(6.0)),
+    ("curator.hostile_p99_ratio_quiet", Bound::AtMost(1.5)),
     ("curator.update_rate_ratio_etcd", Bound::AtLeast(0.5)),
     ("curator.read_rate_ratio_etcd", Bound::AtLeast(0.5)),
     ("curator.cached_read_ratio_etcd", Bound::AtLeast(2.0)),

@@ -30,12 +30,18 @@ pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Re
     // The program finds it by itself.
     programs::etcd(ui)?;
     let rounds = rounds.unwrap_or(5).to_string();
-    let task = ui.counted_task("measuring the curator", 1 + CROWDS.len() as u64);
+    let task = ui.counted_task("measuring the curator", 2 + CROWDS.len() as u64);
     task.now("rates");
     let rates = Cmd::new(&program)
         .args(["rates", &rounds])
         .env("TMPDIR", &folder);
     take_in(&rates.output(ui)?, records)?;
+    task.step();
+    task.now("a hostile node");
+    let hostile = Cmd::new(&program)
+        .args(["hostile", &rounds])
+        .env("TMPDIR", &folder);
+    take_in(&hostile.output(ui)?, records)?;
     task.step();
     let mut cpu = Vec::new();
     for nodes in CROWDS {

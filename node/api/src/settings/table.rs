@@ -3,7 +3,9 @@
 use super::Setting;
 use super::kinds::{Choice, List, Number, Text};
 use crate::labels;
-use crate::v1::{ColdStartPolicy, PodSecurityLevel, StorageSecurityPolicy, TpmMode};
+use crate::v1::{
+    ColdStartPolicy, ControlPlaneScheduling, PodSecurityLevel, StorageSecurityPolicy, TpmMode,
+};
 
 /// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
 const LONGEST_CLUSTER_DOMAIN: usize = 80;
@@ -117,6 +119,23 @@ pub static SETTINGS: &[Setting] = &[
             max_length: MOST_EXEMPT_NAMESPACES,
             expected: "the name of a namespace",
             is_valid: labels::is_dns_label,
+        },
+    },
+    Setting {
+        path: "kubernetes.control_plane_scheduling",
+        help: "Whether pods run on consensus members and Kubernetes controllers",
+        fixed: None,
+        kind: &Choice {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.control_plane_scheduling
+            },
+            name: |value| Some(ControlPlaneScheduling::try_from(value).ok()?.as_str_name()),
+            default: ControlPlaneScheduling::Allowed as i32,
+            supported: &[
+                ControlPlaneScheduling::Allowed as i32,
+                ControlPlaneScheduling::Tainted as i32,
+            ],
         },
     },
     Setting {

@@ -5,7 +5,10 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, ReflectMessage as _};
 
 use super::*;
-use crate::v1::{KubernetesConfiguration, PodSecurityLevel, StorageSecurityPolicy, TpmMode};
+use crate::v1::{
+    ControlPlaneScheduling, KubernetesConfiguration, PodSecurityLevel, StorageSecurityPolicy,
+    TpmMode,
+};
 
 fn configuration_descriptor() -> MessageDescriptor {
     DescriptorPool::decode(crate::FILE_DESCRIPTOR_SET)
@@ -46,6 +49,7 @@ fn example(setting: &Setting) -> &'static str {
         "cold_start_policy" => "NONE",
         "kubernetes.pod_security_level" => "RESTRICTED",
         "kubernetes.pod_security_exempt_namespaces" => "storage,monitoring",
+        "kubernetes.control_plane_scheduling" => "TAINTED",
         "curator_session_seconds" => "20",
         _ => "rack,topology.example/*",
     }
@@ -100,6 +104,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         cold_start_policy: 0,
         kubernetes: Some(KubernetesConfiguration {
             pod_security_level: PodSecurityLevel::Baseline.into(),
+            control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
@@ -210,7 +215,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         unknown,
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
          cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
-         kubernetes.pod_security_exempt_namespaces, curator_session_seconds, got \"kubernetes\""
+         kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
+         curator_session_seconds, got \"kubernetes\""
     );
 }
 

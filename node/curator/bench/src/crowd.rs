@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use crate::report;
-use crate::serve::Served;
+use crate::serve::{Budget, Served};
 
 /// Maximum number of nodes that connect concurrently; a server accepts 64 concurrent handshakes.
 const AT_A_TIME: usize = 8;
@@ -278,7 +278,7 @@ async fn follow(
 
 /// Runs the measurement and reports the results.
 pub(crate) async fn run(count: usize, seconds: u64) -> Result<()> {
-    let served = Served::start(count).await?;
+    let served = Served::start(count, Budget::Unlimited).await?;
     let board = Arc::new(Board::new());
     let tasks = Arc::new(Mutex::new(JoinSet::new()));
     let begin = Instant::now();

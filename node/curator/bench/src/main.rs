@@ -1,17 +1,18 @@
 //! Benchmark of the curator, run by `cargo xtask bench curator`: a curator on the host, without
 //! machines, and simulated nodes that call it.
 //!
-//! `serve FOLDER NODES` bootstraps a cluster on a real etcd by the product's code, adds that many
+//! `serve FOLDER NODES BUDGET` bootstraps a cluster on a real etcd by the product's code, adds that many
 //! nodes, writes all credentials to the folder, and serves until standard input is closed. The
 //! curator's etcd listens only on its socket. A second etcd serves the same callers over the same
 //! TLS, for comparison with the curator.
 //!
-//! `rates ROUNDS` and `crowd NODES SECONDS` start such a server as a separate process, so that its
+//! `rates ROUNDS`, `crowd NODES SECONDS` and `hostile ROUNDS` start such a server as a separate process, so that its
 //! CPU time is the curator's, and call it with real connections, mutual TLS and the product's
 //! client. Results are printed as one JSON object per line; progress goes to standard error.
 #![allow(clippy::disallowed_methods, reason = "a program of the host")]
 
 mod crowd;
+mod hostile;
 mod rates;
 mod serve;
 
@@ -38,12 +39,22 @@ fn main() -> Result<()> {
     };
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     match words[..] {
-        ["serve", folder, nodes] => runtime.block_on(serve::run(folder.as_ref(), number(nodes)?)),
+        ["serve", folder, nodes, budget] => {
+            let budget = serve::Budget::of(budget).context("expected unlimited or default")?;
+            runtime.block_on(serve::run(folder.as_ref(), number(nodes)?, budget))
+        }
+        ["hostile", rounds] => runtime.block_on(hostile::run(number(rounds)?)),
+        ["disturb", folder, server, node, mode] => {
+            let mode = hostile::Mode::of(mode).context("expected quiet or hostile")?;
+            runtime.block_on(hostile::disturb(folder.as_ref(), server, node, mode))
+        }
         ["rates", rounds] => runtime.block_on(rates::run(number(rounds)?)),
         ["crowd", nodes, seconds] => {
             runtime.block_on(crowd::run(number(nodes)?, number(seconds)? as u64))
         }
-        _ => bail!("usage: serve FOLDER NODES | rates ROUNDS | crowd NODES SECONDS"),
+        _ => bail!(
+            "usage: serve FOLDER NODES BUDGET | rates ROUNDS | crowd NODES SECONDS | hostile ROUNDS"
+        ),
     }
 }
 

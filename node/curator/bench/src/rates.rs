@@ -15,7 +15,7 @@ use hearth_curator::state;
 use hearth_curator::testing::BOOT_ID;
 
 use crate::report;
-use crate::serve::Served;
+use crate::serve::{Budget, Served};
 
 /// Duration of each measurement in each round.
 const SPAN: Duration = Duration::from_millis(1500);
@@ -157,7 +157,7 @@ async fn one(caller: &mut Caller, way: Way) -> Result<()> {
 /// Runs the measurement and reports the results.
 pub(crate) async fn run(rounds: usize) -> Result<()> {
     let most = CALLERS[CALLERS.len() - 1];
-    let served = Served::start(most).await?;
+    let served = Served::start(most, Budget::Unlimited).await?;
     let mut callers = Vec::new();
     for node in &served.nodes[1..=most] {
         let mut caller = Caller::new(&served, node).await?;

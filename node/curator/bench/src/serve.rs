@@ -25,13 +25,37 @@ const START_BOUND: Duration = Duration::from_secs(120);
 /// Timeout for an etcd that has just been started.
 const ETCD_BOUND: Duration = Duration::from_secs(20);
 
+/// The budgets of nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Budget {
+    /// None: what is measured is a curator at work, not one that makes a node wait.
+    Unlimited,
+    /// Those of a real cluster.
+    Default,
+}
+
+impl Budget {
+    const ALL: [Self; 2] = [Self::Unlimited, Self::Default];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Unlimited => "unlimited",
+            Self::Default => "default",
+        }
+    }
+
+    /// The one of this name.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|budget| budget.name() == name)
+    }
+}
+
 /// Bootstraps a cluster and serves it until standard input is closed.
-pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
-    // What is measured is a curator at work, not one that makes a node wait.
-    let timing = Timing {
-        budget: unlimited(),
-        ..Timing::default()
-    };
+pub(crate) async fn run(folder: &Path, count: usize, budget: Budget) -> Result<()> {
+    let mut timing = Timing::default();
+    if budget == Budget::Unlimited {
+        timing.budget = unlimited();
+    }
     let world = World::new(timing).await;
     let mut nodes = vec![(*world.node).clone()];
     nodes.extend(world.add_nodes(count).await);
@@ -118,23 +142,24 @@ fn free_port() -> Result<u16> {
 pub(crate) struct Served {
     /// The credentials of all nodes; the first is the curator's own node.
     pub nodes: Vec<NodeCredentials>,
-    curator: Endpoint,
+    curator: SocketAddr,
     etcd: SocketAddr,
     process: Child,
     /// The server stops when this is closed.
     _stdin: Option<ChildStdin>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Served {
     /// Starts a server with `count` nodes in addition to the first.
-    pub(crate) async fn start(count: usize) -> Result<Self> {
+    pub(crate) async fn start(count: usize, budget: Budget) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut process =
             Command::new(std::env::current_exe().context("cannot find this program")?)
                 .arg("serve")
                 .arg(folder.path())
                 .arg(count.to_string())
+                .arg(budget.name())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .kill_on_drop(true)
@@ -156,19 +181,27 @@ impl Served {
         };
         Ok(Self {
             nodes: read_nodes(folder.path())?,
-            curator: local(curator)?.into(),
+            curator: local(curator)?,
             etcd: local(etcd)?,
             _stdin: process.stdin.take(),
             process,
-            _folder: folder,
+            folder,
         })
     }
 
     /// A new connection to the curator.
     pub(crate) fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
-        let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
-        let curators = Curators::new(vec![self.curator.clone()], config, Options::default());
-        Ok(curators.channel())
+        connection(self.curator, node)
+    }
+
+    /// Where the curator listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.curator
+    }
+
+    /// The folder with the credentials.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// A new connection to the other etcd.
@@ -220,6 +253,13 @@ impl Served {
     }
 }
 
+/// A new connection to a curator.
+pub(crate) fn connection(curator: SocketAddr, node: &NodeCredentials) -> Result<Channel> {
+    let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+    let endpoint: Endpoint = curator.into();
+    Ok(Curators::new(vec![endpoint], config, Options::default()).channel())
+}
+
 /// A connection with the settings of the curators' client, to another server.
 fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
     let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
@@ -235,7 +275,7 @@ fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::tr
     Ok(connector.channel(&endpoint))
 }
 
-fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {
+pub(crate) fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {
     let ca: Arc<[u8]> = std::fs::read(folder.join("ca.der"))?.into();
     let text = std::fs::read_to_string(folder.join("nodes"))?;
     let node = |line: &str| -> Result<NodeCredentials> {

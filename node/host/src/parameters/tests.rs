@@ -5,8 +5,9 @@ use hearth_api::identity::SigningKey;
 use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-    KubernetesConfiguration, Label, NetworkConfig, NodeRoles, PodSecurityLevel, StorageSecurity,
-    StorageSecurityPolicy, TpmMode, Wipe, cluster_directory, network_config, node_roles,
+    ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig, NodeRoles,
+    PodSecurityLevel, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe, cluster_directory,
+    network_config, node_roles,
 };
 use proptest::prelude::*;
 use prost::bytes::BufMut;
@@ -186,6 +187,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
     };
     let expected = KubernetesConfiguration {
         pod_security_level: PodSecurityLevel::Baseline.into(),
+        control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
         ..wanted
     };
     assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));

@@ -51,8 +51,18 @@ objects!(Node, Volume, Claim, Service, Endpoints);
 pub struct Node {
     /// The object's metadata.
     pub metadata: Metadata,
+    /// What controllers and operators say of it.
+    pub spec: NodeSpec,
     /// Status, as the kubelet reports it.
     pub status: NodeStatus,
+}
+
+/// What controllers and operators say of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// Its taints, with all their fields.
+    pub taints: Vec<serde_json::Value>,
 }
 
 /// Status of a node.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hearth_agent::View;
-use hearth_api::v1::{KubernetesConfiguration, NodeState};
+use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 
@@ -13,7 +13,7 @@ use super::nodes::{Cluster, Member};
 pub(crate) struct Worker {
     /// Input: the nodes.
     pub view: Value<Arc<View>>,
-    /// Input: the settings, for the label patterns in them.
+    /// Input: the settings, for label patterns and taints.
     pub settings: Value<Arc<KubernetesConfiguration>>,
     /// Output, set once both are known.
     pub cluster: Writer<Arc<Cluster>>,
@@ -34,6 +34,8 @@ async fn follow(worker: &Worker) -> Outcome {
     loop {
         let cluster = Arc::new(Cluster {
             patterns: settings.synchronized_labels.clone(),
+            taint_control_plane: settings.control_plane_scheduling()
+                == ControlPlaneScheduling::Tainted,
             ..of_view(&view)
         });
         if worker.cluster.value().get().as_ref() != Some(&cluster) {
@@ -54,6 +56,7 @@ fn of_view(view: &View) -> Cluster {
         Member {
             worker: node.roles.kubernetes_worker.is_some(),
             controller: node.roles.kubernetes_controller.is_some(),
+            consensus: node.roles.consensus_member.is_some(),
             labels: labels
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
@@ -62,6 +65,6 @@ fn of_view(view: &View) -> Cluster {
     };
     Cluster {
         nodes: up.map(|(id, node)| (*id, member(node))).collect(),
-        patterns: Vec::new(),
+        ..Cluster::default()
     }
 }

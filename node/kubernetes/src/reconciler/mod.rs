@@ -333,7 +333,8 @@ impl<'a> Rounds<'a> {
             self.done("delete a Node", gone(&nodes, &name).await);
         }
         for (name, patch) in work.patch {
-            self.done("label a Node", nodes.merge(&name, &patch).await);
+            let patched = if_still_so(nodes.merge(&name, &patch).await);
+            self.done("change labels or taints of a Node", patched);
         }
         if self.servers.as_ref() != Some(&work.servers) {
             let wanted = objects::dns_endpoints(&work.servers);

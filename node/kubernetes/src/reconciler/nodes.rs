@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_kubernetes_api::fields::Node;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::labels;
 
 /// How long a Node is kept when its node is not a worker (any more).
 pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The taint of nodes of the control plane, by Kubernetes' convention.
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 /// The nodes of the cluster that are UP, with what the reconciler needs of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub struct Cluster {
     pub nodes: BTreeMap<NodeId, Member>,
     /// Patterns of the labels that are copied to Nodes.
     pub patterns: Vec<String>,
+    /// Nodes of the control plane get the taint.
+    pub taint_control_plane: bool,
 }
 
 /// A node of the cluster.
@@ -35,6 +40,8 @@ pub struct Member {
     pub worker: bool,
     /// It has the role Kubernetes controller.
     pub controller: bool,
+    /// It has the role consensus member.
+    pub consensus: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, String>,
     /// Gateway address of its pod network, if it has one.
@@ -90,10 +97,11 @@ pub fn plan<'a>(
                 let (worker, controller) = (member.worker, member.controller);
                 let patterns = &cluster.patterns;
                 let wanted = labels::wanted(&member.labels, patterns, worker, controller);
-                if let Some(patch) = labels::patch(&wanted, &metadata.labels, &metadata.annotations)
-                {
-                    work.patch.push((name.clone(), patch));
-                }
+                let labels = labels::patch(&wanted, &metadata.labels, &metadata.annotations);
+                let tainted = cluster.taint_control_plane && (controller || member.consensus);
+                let changes = [labels, taints(node, tainted)].into_iter().flatten();
+                work.patch
+                    .extend(changes.map(|patch| (name.clone(), patch)));
                 if let Some(gateway) = member.gateway.filter(|_| is_ready(node)) {
                     work.servers.push((name, gateway));
                 }
@@ -115,6 +123,24 @@ pub fn plan<'a>(
     work
 }
 
+/// The merge patch with which the Node has the taint of the control plane, or has not; `None` if
+/// there is nothing to change. The list is replaced as a whole, so the patch is for this version of
+/// the object only.
+fn taints(node: &Node, wanted: bool) -> Option<Value> {
+    let is_ours = |taint: &Value| taint["key"] == CONTROL_PLANE && taint["effect"] == "NoSchedule";
+    let taints = &node.spec.taints;
+    if taints.iter().any(is_ours) == wanted {
+        return None;
+    }
+    let others = taints.iter().filter(|taint| !is_ours(taint)).cloned();
+    let ours = json!({ "key": CONTROL_PLANE, "effect": "NoSchedule" });
+    let taints: Vec<Value> = others.chain(wanted.then_some(ours)).collect();
+    Some(json!({
+        "metadata": { "resourceVersion": node.metadata.resource_version },
+        "spec": { "taints": taints },
+    }))
+}
+
 /// Whether the Node is ready. (The controller-manager sets the condition to `Unknown` if the
 /// kubelet does not report.)
 fn is_ready(node: &Node) -> bool {
@@ -124,8 +150,6 @@ fn is_ready(node: &Node) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn id(digit: char) -> NodeId {
@@ -192,6 +216,52 @@ mod tests {
         let work = plan(&cluster, all(), &mut patience, begin + PATIENCE);
         assert_eq!(work.remove, [names[2].clone()]);
         assert_eq!(work.again, Some(begin + PATIENCE * 2));
+    }
+
+    #[test]
+    fn nodes_of_the_control_plane_are_tainted_if_the_cluster_says_so() {
+        let member = |controller, consensus| Member {
+            worker: true,
+            controller,
+            consensus,
+            ..Member::default()
+        };
+        let mut cluster = Cluster::default();
+        cluster.nodes.insert(id('a'), member(true, false));
+        cluster.nodes.insert(id('b'), member(false, true));
+        cluster.nodes.insert(id('c'), member(false, false));
+        let other = json!({ "key": "disk", "effect": "NoExecute", "timeAdded": "2026" });
+        let ours = json!({ "key": CONTROL_PLANE, "effect": "NoSchedule" });
+        let node = |digit: char, taints: &[&Value]| -> Node {
+            serde_json::from_value(json!({
+                "metadata": { "name": id(digit).to_string(), "resourceVersion": "7" },
+                "spec": { "taints": taints },
+            }))
+            .unwrap()
+        };
+        let planned = |cluster: &Cluster, nodes: &[Node]| -> Vec<(String, Value)> {
+            let mut patience = Patience::new(PATIENCE);
+            let work = plan(cluster, nodes.iter(), &mut patience, Instant::now());
+            let taints = work.patch.into_iter();
+            let taints = taints.filter(|(_, patch)| !patch["spec"].is_null());
+            taints.collect()
+        };
+        let bare = [node('a', &[&other]), node('b', &[]), node('c', &[])];
+        assert_eq!(planned(&cluster, &bare), []);
+        cluster.taint_control_plane = true;
+        let patch = |taints: Value| json!({ "metadata": { "resourceVersion": "7" }, "spec": { "taints": taints } });
+        assert_eq!(
+            planned(&cluster, &bare),
+            [
+                (id('a').to_string(), patch(json!([other, ours]))),
+                (id('b').to_string(), patch(json!([ours]))),
+            ]
+        );
+        let tainted = [node('a', &[&ours, &other]), node('c', &[&ours])];
+        let [(name, removed)] = &planned(&cluster, &tainted)[..] else {
+            panic!("one is tainted that is not to be");
+        };
+        assert_eq!((name, removed), (&id('c').to_string(), &patch(json!([]))));
     }
 
     #[test]

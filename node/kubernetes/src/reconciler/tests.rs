@@ -116,6 +116,7 @@ fn worker(last: u8, labels: &[(&str, &str)]) -> Member {
     let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
     Member {
         worker: true,
+        consensus: false,
         controller: false,
         labels: labels.iter().map(owned).collect(),
         gateway: Some(Ipv4Addr::new(10, 208, last, 1)),
@@ -127,6 +128,7 @@ fn cluster(nodes: &[(u8, Member)]) -> Arc<Cluster> {
     Arc::new(Cluster {
         nodes: nodes.collect::<BTreeMap<_, _>>(),
         patterns: vec!["rack".into(), "disk/*".into()],
+        ..Cluster::default()
     })
 }
 
