@@ -95,6 +95,13 @@ impl Store {
         Ok(LearnResult::News(id, located))
     }
 
+    /// Whether this is the stored record of its node.
+    pub fn has(&self, record: &NodeAddress) -> bool {
+        let id = record.node_id.parse::<NodeId>().ok();
+        let stored = id.and_then(|id| self.records.get(&id));
+        stored.is_some_and(|(_, stored)| stored == record)
+    }
+
     /// Sets this node's own record.
     pub fn set_own(&mut self, located: AddressRecord, record: NodeAddress) {
         self.records.insert(self.own, (located, record));

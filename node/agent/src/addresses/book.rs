@@ -135,15 +135,7 @@ impl AddressBook {
             }
             match self.learn(record, brought) {
                 None => break,
-                Some(Ok(LearnResult::News(node, located))) => {
-                    tracing::info!(%node, address = %located.host, "learned a node's address");
-                    news += 1;
-                }
-                Some(Ok(LearnResult::Forgotten(counter))) => {
-                    let known = self.lost_counter.value().get().unwrap_or_default();
-                    self.lost_counter.set(counter.max(known));
-                }
-                Some(Ok(_)) => {}
+                Some(Ok(learned)) => news += usize::from(self.tell(learned)),
                 Some(Err(error)) => {
                     tracing::debug!("{}", hearth_api::chain(&error));
                     forgeries += 1;
@@ -154,6 +146,46 @@ impl AddressBook {
             }
         }
         news
+    }
+
+    /// Stores a record if it is new; returns whether a node of the cluster has signed it. One that is
+    /// beyond the rate limit counts as not signed.
+    pub fn store_signed(&self, record: &NodeAddress, brought: Source) -> bool {
+        match self.learn(record, brought) {
+            Some(Ok(LearnResult::Known)) => self.is_signed(record),
+            Some(Ok(learned)) => self.tell(learned),
+            Some(Err(error)) => {
+                tracing::debug!("{}", hearth_api::chain(&error));
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Whether the node of a record that is not newer than the stored one has signed it.
+    fn is_signed(&self, record: &NodeAddress) -> bool {
+        let now = tls::now(&self.clock);
+        let mut inside = self.inside();
+        let Inside { open, checks, .. } = &mut *inside;
+        open.as_ref().is_some_and(|(trust, store)| {
+            store.has(record) || checks.take() && check(record, trust, now).is_ok()
+        })
+    }
+
+    /// Returns whether this is news.
+    fn tell(&self, learned: LearnResult) -> bool {
+        match learned {
+            LearnResult::News(node, located) => {
+                tracing::info!(%node, address = %located.host, "learned a node's address");
+                return true;
+            }
+            LearnResult::Forgotten(counter) => {
+                let known = self.lost_counter.value().get().unwrap_or_default();
+                self.lost_counter.set(counter.max(known));
+            }
+            _ => {}
+        }
+        false
     }
 
     /// `None`: the rate limit is exceeded.

@@ -4,7 +4,9 @@
 //! A record is one datagram. A new record is sent three times, because datagrams may be lost, and
 //! then repeatedly while the node is SPLIT. A node that receives one answers with its own record,
 //! so that the later of two nodes finds the earlier one. A disowned node sends nothing. The sender
-//! of a datagram is not authenticated: only the signature counts, and answers have a rate limit.
+//! of a datagram is not authenticated: only the signature counts. Only a record that its node has signed is answered, with
+//! as many bytes as it has, and answers have a rate limit: whoever sends datagrams with the address of
+//! another machine has nothing sent there that he could not send himself.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -58,7 +60,7 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
             received = socket.recv_from(&mut buffer) => {
                 // The error is about a datagram that was sent, not about the socket.
                 let Ok((length, from)) = received else { continue };
-                let heard = hear(worker, &buffer[..length], own).await;
+                let heard = hear(worker, &buffer[..length], own);
                 // A datagram from the port that answers are sent from is itself an answer.
                 let wants_one = heard && from.port() != worker.port && !is(State::Disowning);
                 if wants_one && answers.take() && let Some(word) = &word {
@@ -84,15 +86,14 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
     std::future::pending().await
 }
 
-/// Handles one datagram; returns whether it is another node's record.
-async fn hear(worker: &Worker, datagram: &[u8], own: NodeId) -> bool {
+/// Handles one datagram; returns whether it is a record that another node has signed.
+fn hear(worker: &Worker, datagram: &[u8], own: NodeId) -> bool {
     let Ok(record) = NodeAddress::decode(datagram) else {
         return false;
     };
-    let of_another = record.node_id.parse().is_ok_and(|id: NodeId| id != own);
     // This node's own records, too: it may have lost its counter.
-    worker.book.store_valid(&[record], Source::Unasked).await;
-    of_another
+    let signed = worker.book.store_signed(&record, Source::Unasked);
+    signed && record.node_id.parse().is_ok_and(|id: NodeId| id != own)
 }
 
 /// Sent from the address in the record, so that it goes to that link.

@@ -399,6 +399,50 @@ async fn nothing_is_said_before_it_is_on_disk() {
     on_b.stop().await;
 }
 
+/// Whoever sends datagrams with the address of another machine has nothing sent there.
+#[tokio::test]
+async fn only_signed_words_are_answered() {
+    let net = Net::new(21);
+    let a = net.machine(&[]);
+    let how = How {
+        link: nobody,
+        each: LONG,
+        state: State::Home,
+    };
+    let on_a = a.start(&net, 1, how);
+    on_a.serves().await;
+    next("its word", &mut on_a.own_address.watch()).await;
+    let answers = tokio::net::UdpSocket::bind((net.host(2), net.port));
+    let answers = answers.await.unwrap();
+    let socket = tokio::net::UdpSocket::bind((net.host(2), 0)).await.unwrap();
+    let say = async |record: &NodeAddress| {
+        let to = (net.host(1), net.port);
+        socket.send_to(&record.encode_to_vec(), to).await.unwrap();
+    };
+    let mut answer = [0; 2048];
+    let honest = net.cluster.node();
+    let signed = hearth_api::proofs::sign_address(&honest, id(&honest), net.host(2), 1);
+    let claim = |counter| NodeAddress {
+        node_id: id(&honest).to_string(),
+        counter,
+        ..NodeAddress::default()
+    };
+    say(&claim(7)).await;
+    say(&signed).await;
+    within_timeout("an answer", answers.recv(&mut answer))
+        .await
+        .unwrap();
+    // Its node is known now, and so are its address and this counter.
+    say(&claim(0)).await;
+    say(&claim(1)).await;
+    assert_never("another answer", answers.recv(&mut answer)).await;
+    say(&signed).await;
+    within_timeout("an answer", answers.recv(&mut answer))
+        .await
+        .unwrap();
+    on_a.stop().await;
+}
+
 #[tokio::test]
 async fn forged_and_foreign_words_and_noise_change_nothing() {
     let net = Net::new(7);
