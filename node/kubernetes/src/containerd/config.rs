@@ -36,12 +36,14 @@ const RUNTIME: &str = r#"plugins."io.containerd.cri.v1.runtime""#;
 const SERVER: &str = r#"plugins."io.containerd.grpc.v1.cri""#;
 
 /// Built-in plugins that a node does not need: other ways to keep images, installation of programs,
-/// tracing. Snapshotters of other file systems are not compiled in.
-const DISABLED: [&str; 6] = [
+/// changes of containers by other programs (whose socket would be the same for all containerds of a
+/// machine), tracing. Snapshotters of other file systems are not compiled in.
+const DISABLED: [&str; 7] = [
     "io.containerd.snapshotter.v1.blockfile",
     "io.containerd.snapshotter.v1.erofs",
     "io.containerd.snapshotter.v1.native",
     "io.containerd.internal.v1.opt",
+    "io.containerd.nri.v1.nri",
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
 ];
