@@ -98,15 +98,19 @@ impl View {
 
     /// Whether this is a node of the cluster in state UP, which has all rights of one.
     pub fn has(&self, id: &NodeId) -> bool {
+        self.up(id).is_some()
+    }
+
+    fn up(&self, id: &NodeId) -> Option<&Seen> {
         self.nodes
             .get(id)
-            .is_some_and(|node| node.state == NodeState::Up)
+            .filter(|node| node.state == NodeState::Up)
     }
 
     /// Whether this is a node of the cluster in state UP that is a consensus member, or is to become one.
     pub fn has_consensus_member(&self, id: &NodeId) -> bool {
-        let member = |node: &Seen| node.roles.consensus_member.is_some();
-        self.has(id) && self.nodes.get(id).is_some_and(member)
+        self.up(id)
+            .is_some_and(|node| node.roles.consensus_member.is_some())
     }
 }
 

@@ -9,6 +9,7 @@
 )]
 
 pub mod event;
+pub mod in_use;
 pub mod logtree;
 pub mod supervisor;
 #[cfg(any(test, feature = "testing"))]

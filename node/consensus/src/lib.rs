@@ -46,16 +46,15 @@ use std::time::Duration;
 use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::v1::ConsensusProgress;
 use hearth_base::event;
+use hearth_base::in_use::ReadLock;
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::layout;
 use hearth_host::pki::{self, PkiError};
 use hearth_sys::files::{self, FileError};
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
-use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
+use tokio::sync::{OwnedRwLockReadGuard, watch};
+use tokio::time::Instant;
 
 use self::peer_port::PeerPort;
 
@@ -115,7 +114,7 @@ pub struct Config {
     /// Shared with the curator on this node.
     pub peers: PeerReadiness,
     /// Who [holds](Handle::hold) etcd.
-    pub users: TaskTracker,
+    pub users: ReadLock,
     /// Quota in bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
     /// Path of the etcd binary.
@@ -295,14 +294,14 @@ pub struct Handle {
     root: RootClient,
     serving: watch::Receiver<bool>,
     state: ClusterState,
-    users: TaskTracker,
+    users: ReadLock,
 }
 
 impl Handle {
-    /// Keeps etcd running for a moment when the node shuts down, until the token is dropped: for
+    /// Keeps etcd running for a moment when the node shuts down, until the guard is dropped: for
     /// programs that write a last time when they end.
-    pub fn hold(&self) -> TaskTrackerToken {
-        self.users.token()
+    pub async fn hold(&self) -> OwnedRwLockReadGuard<()> {
+        self.users.hold().await
     }
 
     /// A client for one user's namespace, if the node is HOME or SPLIT.
@@ -456,12 +455,9 @@ async fn live(
 }
 
 /// Waits until the runnable is cancelled and nobody holds etcd any more.
-async fn stopped(ctx: &Context, users: &TaskTracker) {
+async fn stopped(ctx: &Context, users: &ReadLock) {
     ctx.cancelled().await;
-    users.close();
-    if timeout(USERS_WITHIN, users.wait()).await.is_err() {
-        tracing::warn!("etcd is still used after {USERS_WITHIN:?}; stopping it anyway");
-    }
+    users.is_over("a user of etcd", USERS_WITHIN).await;
 }
 
 /// Waits, without a limit, until etcd answers a linearizable read: without a quorum there is

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::{ClusterId, NodeId, NodeKey};
 use hearth_base::event;
+use hearth_base::in_use::ReadLock;
 use hearth_base::logtree::{self, LogTree, Severity};
 use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
 use hearth_base::testing::{pause, within_timeout};
@@ -21,7 +22,6 @@ use hearth_host::{cluster_state, layout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use tokio_util::task::TaskTracker;
 
 pub use peer::Peer;
 
@@ -127,7 +127,7 @@ impl Site {
             member_of_curators: Arc::new(|_| false),
             founding,
             peers: PeerReadiness::default(),
-            users: TaskTracker::new(),
+            users: ReadLock::default(),
             quota_bytes: self.quota_bytes,
             binary: etcd(),
             peer_proxy: None,

@@ -61,7 +61,7 @@ async fn who_holds_etcd_can_write_a_last_time() {
     let site = Site::new();
     let running = site.start(true).await;
     let client = running.client();
-    let held = running.handle().handle().hold();
+    let held = running.handle().handle().hold().await;
     let shutdown = running.supervisor.shutdown();
     tokio::pin!(shutdown);
     let early = tokio::time::timeout(Duration::from_secs(1), &mut shutdown).await;

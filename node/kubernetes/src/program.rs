@@ -14,7 +14,6 @@
 //! what the caller adds; it has a working directory of its own.
 
 pub mod health;
-mod in_use;
 mod log;
 pub mod probe;
 
@@ -40,7 +39,6 @@ use tokio::time::{Instant, sleep, timeout};
 use health::{HealthTracker, Verdict};
 
 pub use health::Thresholds;
-pub use in_use::ReadLock;
 pub use log::LogFormat;
 pub use probe::ProbeFailure;
 
@@ -51,6 +49,8 @@ const PROBE_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 const STOP_WITHIN: Duration = Duration::from_secs(4);
 /// Time for the kernel to end a killed process: at a shutdown all processes end at once.
 const GONE_WITHIN: Duration = Duration::from_secs(4);
+/// How long a service waits for its users: by then a program has exited or been killed.
+pub const USERS_WITHIN: Duration = STOP_WITHIN.saturating_add(GONE_WITHIN);
 /// The lowest priority: only processor time that nothing else uses.
 const NICENESS_WITHOUT_SERVERS: i8 = 19;
 

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hearth_base::event::Writer;
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_consensus::etcd_proxy::quota::{self, Capacity};
 use hearth_consensus::{NamespacedClient, QUOTA, etcd_proxy};
@@ -25,7 +26,7 @@ use hearth_sys::files::{self, FileError};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
-use super::program::ReadLock;
+use super::program::USERS_WITHIN;
 
 /// The socket's name, which must look like a host with a port.
 const SOCKET: &str = "client:0";
@@ -34,7 +35,7 @@ const SOCKET: &str = "client:0";
 const MAX_IN_USE_BYTES: u64 = QUOTA / 4 * 3;
 
 /// Shutdown timeout: first the API server ends, then its connections.
-const END_WITHIN: Duration = ReadLock::USERS.saturating_add(Duration::from_secs(2));
+const END_WITHIN: Duration = USERS_WITHIN.saturating_add(Duration::from_secs(2));
 
 /// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +74,7 @@ pub(crate) async fn run(
     let over = CancellationToken::new();
     let end = async {
         ctx.cancelled().await;
-        in_use.is_over("the API server").await;
+        in_use.is_over("the API server", USERS_WITHIN).await;
         over.cancel();
         std::future::pending::<Infallible>().await
     };

@@ -4,9 +4,10 @@
 //! A record is one datagram. A new record is sent three times, because datagrams may be lost, and
 //! then repeatedly while the node is SPLIT. A node that receives one answers with its own record,
 //! so that the later of two nodes finds the earlier one. A disowned node sends nothing. The sender
-//! of a datagram is not authenticated: only the signature counts. Only a record that its node has signed is answered, with
-//! as many bytes as it has, and answers have a rate limit: whoever sends datagrams with the address of
-//! another machine has nothing sent there that he could not send himself.
+//! of a datagram is not authenticated: only the signature counts. Only a record that its node has
+//! signed is answered, with as many bytes as it has, and answers have a rate limit: whoever sends
+//! datagrams with the address of another machine has nothing sent there that he could not send
+//! himself.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -7,12 +7,12 @@ use hearth_api::console::Milestone;
 use hearth_api::tls;
 use hearth_api::v1::ConsensusProgress;
 use hearth_base::event::{self, Watcher};
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
 use hearth_curator::founding;
 use hearth_host::handover::{BootstrapData, Founded};
 use hearth_host::{console, credentials, failpoint, pki};
-use tokio_util::task::TaskTracker;
 
 use super::{FOUNDER, Member, Start, Worker, join};
 
@@ -98,7 +98,7 @@ fn start_consensus(
         }),
         founding: matches!(start, Start::Found(_)),
         peers: peers.clone(),
-        users: TaskTracker::new(),
+        users: ReadLock::default(),
         quota_bytes: worker.etcd_quota,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,

@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_base::event::{Value, Writer};
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
@@ -47,7 +48,7 @@ use hearth_sys::{cgroups, files};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::program::{self, LogFormat, Profile, Program, Progress, ReadLock};
+use super::program::{self, LogFormat, Profile, Program, Progress, USERS_WITHIN};
 use config::Config;
 pub(crate) use connection::Connection;
 use unpacked::Unpacked;
@@ -95,7 +96,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let over = async {
         ctx.cancelled().await;
         end_by = Some(Instant::now() + END_WITHIN);
-        worker.in_use.is_over("the kubelet").await;
+        worker.in_use.is_over("the kubelet", USERS_WITHIN).await;
         if timeout(DRAIN_WITHIN, drain(&connection)).await.is_err() {
             tracing::warn!("not all pods were stopped within {DRAIN_WITHIN:?}");
         }

@@ -32,6 +32,7 @@ use std::time::SystemTime;
 use hearth_api::names::ports;
 use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
 use hearth_consensus::{
@@ -43,7 +44,7 @@ use hearth_host::layout::Root;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 use hearth_sys::confine::Confinement;
 
-use super::program::{self, Profile, Progress, ReadLock};
+use super::program::{self, Profile, Progress};
 use super::{RoleCondition, Worker, reconciler, settings, store};
 use files::Files;
 use pod_security::PodSecurity;
@@ -147,7 +148,7 @@ pub(crate) async fn run(
             let directory = all.parts.root.ephemeral.kubernetes().store();
             let user = all.parts.control_plane_user;
             // etcd ends after the API server, so that this one can sign off.
-            let _held = all.consensus.hold();
+            let _held = all.consensus.hold().await;
             store::run(
                 ctx,
                 &directory,

@@ -17,6 +17,7 @@ use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{Value, Writer};
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::PodNetwork;
@@ -28,7 +29,7 @@ use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
 use super::super::containerd::{self, Imported};
-use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
+use super::super::program::{self, Profile, Program, Progress, probe};
 use super::reserve::Reserve;
 use super::{PRIVATE, certificates, network};
 

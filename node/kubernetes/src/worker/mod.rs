@@ -29,13 +29,14 @@ use std::sync::Arc;
 
 use hearth_api::names::EXTENSION_KUBERNETES;
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::{MemberData, PodNetwork};
 use hearth_kubernetes_api::Client;
 
 use super::containerd::{self, Imported};
-use super::program::{Progress, ReadLock};
+use super::program::Progress;
 use super::{RoleCondition, Worker, balancer, services};
 
 pub(super) use machine::MachineLock;
