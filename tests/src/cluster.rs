@@ -44,6 +44,7 @@ use crate::debug::Debug;
 use crate::kubernetes::Kubernetes;
 use crate::node::{Node, Plan, Running};
 use crate::owner::{Operator, retry_unavailable};
+use crate::places::Occupant;
 use crate::writer::Writer;
 use crate::{Outcome, TestCtx, bounds};
 use saved::Saved;
@@ -83,7 +84,7 @@ impl TestCtx {
 impl Cluster {
     /// All nodes are voters, HOME and healthy: booted from the disks of a cluster that was formed once ([`saved`]).
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
-        test.turn()?;
+        test.turn(Occupant::Cluster)?;
         let saved = {
             // One test forms it.
             static FORMING: Mutex<()> = Mutex::const_new(());
@@ -93,7 +94,7 @@ impl Cluster {
                 None => Saved::make(test, Self::form(test, nodes).await?).await?,
             }
         };
-        let (network, mut members) = installed(test, nodes, |_, plan| Ok(plan)).await?;
+        let (network, mut members) = installed(test, usual(test, nodes)).await?;
         for (index, member) in members.iter_mut().enumerate() {
             saved.restore(index, member)?;
             member.start().await?;
@@ -164,9 +165,16 @@ impl Cluster {
         nodes: u16,
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
+        let plans = usual(test, nodes).into_iter().zip(1..);
+        let plans: Vec<Plan<'_>> = plans
+            .map(|(plan, number)| planned(number, plan))
+            .collect::<anyhow::Result<_>>()?;
         // As long as the earlier clusters take, each of which is bounded.
-        test.turn()?;
-        let (network, mut members) = installed(test, nodes, planned).await?;
+        test.turn(match plans.iter().any(Plan::runs_kubernetes) {
+            true => Occupant::Kubernetes,
+            false => Occupant::Cluster,
+        })?;
+        let (network, mut members) = installed(test, plans).await?;
         let first = &mut members[0];
         first.start().await?;
         first.home().await?;
@@ -539,18 +547,20 @@ impl Cluster {
 }
 
 /// Machines that are powered off, and their network.
-async fn installed(
-    test: &TestCtx,
-    nodes: u16,
-    planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
-) -> anyhow::Result<(Network, Vec<Member>)> {
+/// Plans of this many machines.
+fn usual(test: &TestCtx, nodes: u16) -> Vec<Plan<'_>> {
+    let names = (1..=nodes).map(machines::name);
+    names.map(|name| test.node(&name)).collect()
+}
+
+async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<(Network, Vec<Member>)> {
     let options = NetworkOptions::default();
     let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));
     let network =
         Network::start(switch, &folder, options.clone(), Lifetime::KillWithParent).await?;
     let mut members = Vec::new();
-    for number in 1..=nodes {
-        let member = Member::install(test, &network, &options, number, &planned);
+    for (plan, number) in plans.into_iter().zip(1..) {
+        let member = Member::install(plan, &network, &options, number);
         members.push(member.await?);
     }
     Ok((network, members))
@@ -558,11 +568,10 @@ async fn installed(
 
 impl Member {
     async fn install(
-        test: &TestCtx,
+        plan: Plan<'_>,
         network: &Network,
         options: &NetworkOptions,
         number: u16,
-        planned: &impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
         let name = machines::name(number);
         let (mac, address) = (Mac::of_machine(number), options.machine_address(number));
@@ -581,9 +590,9 @@ impl Member {
         let link = Link::Switch {
             socket: port.socket,
         };
-        let plan = test.node(&name).plugged(Nic { mac, link }, forwards);
+        let plan = plan.plugged(Nic { mac, link }, forwards);
         Ok(Self {
-            node: planned(number, plan)?.install().await?,
+            node: plan.install().await?,
             running: None,
             id: String::new(),
             address,

@@ -74,15 +74,15 @@ impl TestCtx {
         self.take(Occupant::Machines).map(drop)
     }
 
-    /// Waits for its turn to have a cluster, and for its place.
+    /// Waits for its turn to have this cluster, and for its place.
     ///
     /// # Errors
     /// If it has a place for other machines already: two tests could wait for each other.
-    pub(crate) fn turn(&self) -> crate::Outcome {
-        let occupant = self.take(Occupant::Cluster)?.occupant();
+    pub(crate) fn turn(&self, cluster: Occupant) -> crate::Outcome {
+        let occupant = self.take(cluster)?.occupant();
         ensure!(
-            occupant == Occupant::Cluster,
-            "a test takes its cluster before its other machines"
+            occupant == cluster,
+            "a test takes the cluster that needs most before its other machines"
         );
         Ok(())
     }

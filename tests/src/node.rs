@@ -50,6 +50,7 @@ pub struct Plan<'a> {
     larger_by: u64,
     storage: StorageSecurityPolicy,
     forwards: Vec<PortForward>,
+    runs_kubernetes: bool,
 }
 
 /// The disk of a node.
@@ -104,6 +105,7 @@ impl<'a> Plan<'a> {
             larger_by: 0,
             storage: StorageSecurityPolicy::NeedsInsecure,
             forwards: Vec::new(),
+            runs_kubernetes: false,
         }
     }
 
@@ -126,8 +128,16 @@ impl<'a> Plan<'a> {
     /// If it was not built.
     pub fn kubernetes(self) -> anyhow::Result<Self> {
         let image = self.test.kubernetes()?.image.clone();
-        let plan = self.image(image).cpus(2);
+        let plan = Self {
+            runs_kubernetes: true,
+            ..self.image(image).cpus(2)
+        };
         Ok(plan.memory_mib(2048).larger_by(4 << 30))
+    }
+
+    /// Whether [`Self::kubernetes`] was called.
+    pub(crate) fn runs_kubernetes(&self) -> bool {
+        self.runs_kubernetes
     }
 
     /// With this image.

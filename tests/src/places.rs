@@ -2,7 +2,8 @@
 //!
 //! The test harness starts all tests at once, and they wait here. A test with a cluster gets the next place before
 //! tests with one machine, because the clusters take longest; but while there are such tests only one cluster runs
-//! beside them, because its machines keep a small host busy by themselves.
+//! beside them, because its machines keep a small host busy by themselves. With Kubernetes even one machine does: where
+//! there are few places such a test goes first, and alone. Beside others it takes four times as long, and so do they.
 
 use std::env;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,9 @@ use anyhow::Context;
 /// The environment variable with the number of places; set by `cargo xtask test --jobs`.
 const JOBS: &str = "HEARTH_TEST_JOBS";
 
+/// Where there are more places, the host has enough CPUs for Kubernetes and other tests.
+const FEW: usize = 2;
+
 /// What a test has in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occupant {
@@ -20,6 +24,8 @@ pub(crate) enum Occupant {
     Machines,
     /// A cluster.
     Cluster,
+    /// A cluster that runs Kubernetes.
+    Kubernetes,
 }
 
 /// A place, until it is dropped.
@@ -34,31 +40,44 @@ pub(crate) struct Place {
 struct State {
     machines: usize,
     clusters: usize,
+    kubernetes: usize,
     machines_waiting: usize,
     clusters_waiting: usize,
+    kubernetes_waiting: usize,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     machines: 0,
     clusters: 0,
+    kubernetes: 0,
     machines_waiting: 0,
     clusters_waiting: 0,
+    kubernetes_waiting: 0,
 });
 static CHANGED: Condvar = Condvar::new();
 
 impl State {
     fn admits(&self, occupant: Occupant, places: usize) -> bool {
+        let others = self.machines + self.clusters;
+        let goes_alone = places <= FEW;
         let is_next = match occupant {
+            Occupant::Kubernetes => !goes_alone || others == 0,
+            _ if goes_alone && self.kubernetes + self.kubernetes_waiting > 0 => false,
             Occupant::Cluster => self.clusters == 0 || self.machines_waiting == 0,
             Occupant::Machines => self.clusters > 0 || self.clusters_waiting == 0,
         };
-        is_next && self.machines + self.clusters < places
+        let places = match occupant {
+            Occupant::Kubernetes if goes_alone => 1,
+            _ => places,
+        };
+        is_next && others + self.kubernetes < places
     }
 
     fn waiting(&mut self, occupant: Occupant) -> &mut usize {
         match occupant {
             Occupant::Machines => &mut self.machines_waiting,
             Occupant::Cluster => &mut self.clusters_waiting,
+            Occupant::Kubernetes => &mut self.kubernetes_waiting,
         }
     }
 
@@ -66,6 +85,7 @@ impl State {
         match occupant {
             Occupant::Machines => &mut self.machines,
             Occupant::Cluster => &mut self.clusters,
+            Occupant::Kubernetes => &mut self.kubernetes,
         }
     }
 }
@@ -126,6 +146,25 @@ fn places() -> anyhow::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kubernetes_goes_first_and_alone_where_places_are_few() {
+        use Occupant::{Cluster, Kubernetes, Machines};
+        let mut state = State {
+            machines: 1,
+            kubernetes_waiting: 1,
+            ..State::default()
+        };
+        assert!(!state.admits(Kubernetes, 2));
+        assert!(!state.admits(Machines, 2) && !state.admits(Cluster, 2));
+        assert!(state.admits(Kubernetes, 4) && state.admits(Cluster, 4));
+        state.machines = 0;
+        assert!(state.admits(Kubernetes, 1) && state.admits(Kubernetes, 2));
+        (state.kubernetes, state.kubernetes_waiting) = (1, 0);
+        assert!(!state.admits(Kubernetes, 2));
+        assert!(!state.admits(Machines, 2) && !state.admits(Cluster, 2));
+        assert!(state.admits(Kubernetes, 4) && state.admits(Cluster, 4));
+    }
 
     #[test]
     fn clusters_go_first_and_one_runs_beside_single_machines() {

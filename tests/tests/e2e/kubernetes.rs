@@ -2,6 +2,8 @@
 //!
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, bail, ensure};
 use hearth_api::client::Channel;
 use hearth_api::names;
@@ -62,6 +64,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     kubernetes
         .until("no node", bounds::WORKLOAD, &["nodes"], none)
         .await?;
+    rules_of_services_are_removed(&mut management).await?;
     for wanted in [true, false, true] {
         cluster.set_roles(1, roles(None, Some(wanted))).await?;
     }
@@ -126,31 +129,45 @@ fn items_of(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], Vec::as_slice)
 }
 
+/// Tables of programs of the bundle.
+const SERVICE_TABLES: [&str; 2] = ["table ip kube-proxy {", "table ip cni_hostport {"];
+
 /// The packet filter as the node's kernel has it.
 async fn own_rules_are_shown(management: &mut NodeManagementClient<Channel>) -> Outcome {
-    let mut seen = Vec::new();
-    for all_tables in [false, true] {
-        let request = GetPacketFilterRequest { all_tables };
-        let mut parts = management.get_packet_filter(request).await?.into_inner();
-        let mut rules = String::new();
-        while let Some(part) = parts.message().await? {
-            rules += &part.rules;
-        }
-        seen.push(rules);
-    }
-    let [own, all] = &seen[..] else {
-        bail!("{seen:?}");
-    };
+    let own = packet_filter(management, false).await?;
     ensure!(own.starts_with("table inet hearth {"), "{own}");
-    for table in [
-        "table inet hearth {",
-        "table ip kube-proxy {",
-        "table ip cni_hostport {",
-    ] {
+    let all = packet_filter(management, true).await?;
+    for table in SERVICE_TABLES.iter().chain(&["table inet hearth {"]) {
         ensure!(all.contains(table), "no {table}\n{all}");
     }
     ensure!(!all.contains("xt "), "rules of iptables\n{all}");
     Ok(())
+}
+
+/// The rules of services go with the role.
+async fn rules_of_services_are_removed(management: &mut NodeManagementClient<Channel>) -> Outcome {
+    let began = Instant::now();
+    loop {
+        let all = packet_filter(management, true).await?;
+        let Some(table) = SERVICE_TABLES.iter().find(|table| all.contains(*table)) else {
+            return Ok(());
+        };
+        ensure!(began.elapsed() < bounds::SETTLED, "{table} remains\n{all}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn packet_filter(
+    management: &mut NodeManagementClient<Channel>,
+    all_tables: bool,
+) -> anyhow::Result<String> {
+    let request = GetPacketFilterRequest { all_tables };
+    let mut parts = management.get_packet_filter(request).await?.into_inner();
+    let mut rules = String::new();
+    while let Some(part) = parts.message().await? {
+        rules += &part.rules;
+    }
+    Ok(rules)
 }
 
 /// Prints what a privileged pod misses of the kernel, a line each, and the errors.
