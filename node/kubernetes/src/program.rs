@@ -80,14 +80,6 @@ pub enum ProgramError {
         /// The last fatal message that it has logged.
         last_words: Option<String>,
     },
-    /// A program that was to do one thing and exit has not exited.
-    #[error("{program} has not exited within {within:?}")]
-    Endless {
-        /// Name of the program.
-        program: &'static str,
-        /// The timeout.
-        within: Duration,
-    },
     /// The program did not become ready.
     #[error("{program} is not ready {within:?} after its start: {why}")]
     NotReady {
@@ -244,27 +236,6 @@ impl Program {
             child,
             last_words,
         })
-    }
-}
-
-impl Program {
-    /// Runs a program that does one thing and exits, and waits for it. Its log lines go into the
-    /// log tree under `dn`.
-    pub async fn complete(
-        &self,
-        log: &LogTree,
-        dn: &str,
-        within: Duration,
-    ) -> Result<(), ProgramError> {
-        let mut running = self.start(log, dn).await?;
-        match timeout(within, running.ended()).await {
-            Ok(ProgramError::Ended { status, .. }) if status.success() => Ok(()),
-            Ok(error) => Err(error),
-            Err(_) => Err(ProgramError::Endless {
-                program: running.program,
-                within,
-            }),
-        }
     }
 }
 

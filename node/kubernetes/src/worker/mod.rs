@@ -231,7 +231,7 @@ pub(super) async fn clear(parts: &Worker) -> Outcome {
     let ran = root.ephemeral.kubernetes().worker().path().exists();
     if ran && let Ok(mounted) = parts.extensions.get(EXTENSION_KUBERNETES) {
         match Bundle::open(mounted) {
-            Ok(bundle) => proxy::clear_rules(root, &bundle, &parts.log_tree).await,
+            Ok(bundle) => proxy::clear_rules(&bundle).await,
             // Not expected, because the role has run. Clean up the rest.
             Err(error) => {
                 let error = hearth_api::chain(&error);

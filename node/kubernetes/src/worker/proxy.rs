@@ -4,29 +4,29 @@
 //! changes; renewed certificates are reloaded.
 //!
 //! Its rules stay in the kernel when it ends, which is right for a restart and wrong when the role
-//! has been removed: [`clear_rules`] runs kube-proxy's own cleanup, and removes the rules for host
-//! ports in addition. Those are removed by the CNI plugin when a pod is stopped; rules of a pod
-//! that was killed would stay, and have precedence when the role is assigned again.
+//! has been removed: [`clear_rules`] deletes its tables, and the one of host ports. The rules in that
+//! are removed by the CNI plugin when a pod is stopped; rules of a pod that was killed would stay, and
+//! have precedence when the role is assigned again. Not by kube-proxy's own cleanup, which takes
+//! half a minute of a slow machine and always reports a failure, because it looks for rules of its
+//! other modes with programs that are not in the bundle.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hearth_api::names::{POD_NETWORK, ports};
 use hearth_base::event::{self, Value, Writer};
-use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::{EphemeralWorker, Root};
 use hearth_kubernetes_api::Client;
 use hearth_sys::files::{self, FileError};
-use hearth_sys::nftables::{Nftables, NftablesError};
+use hearth_sys::nftables::Nftables;
 use serde_json::{Value as Json, json};
 
 use super::super::balancer;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
-use super::super::program::{self, Profile, Program, ProgramError, Progress, probe};
+use super::super::program::{self, Profile, Program, Progress, probe};
 use super::{PRIVATE, certificates};
 
 /// Address of its health endpoint.
@@ -35,10 +35,8 @@ const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ports::PROXY_METRICS);
 /// Maximum size of a CA certificate.
 const MAX_CA_BYTES: u64 = 64 << 10;
-/// Timeout of the cleanup of its rules.
-const CLEAR_WITHIN: Duration = Duration::from_secs(20);
-/// Removes the table of the portmap plugin, which may not be there.
-const CLEAR_HOST_PORTS: &str = "add table ip cni_hostport; delete table ip cni_hostport";
+/// The tables of kube-proxy, and that of the portmap plugin for host ports.
+const TABLES: [&str; 3] = ["ip kube-proxy", "ip6 kube-proxy", "ip cni_hostport"];
 
 const PROFILE: Profile = Profile {
     // A low priority, as where it runs as a pod, which usually requests a tenth of a processor: its
@@ -137,42 +135,22 @@ fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
     })
 }
 
-/// The command line of the cleanup of its rules.
-fn cleanup(root: &Root, bundle: &Bundle) -> Program {
-    let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
-    Program::new(bundle, PROFILE, &work).flag("cleanup", "true")
-}
-
-/// Removes its rules. kube-proxy always reports a failure: after its rules it looks for IP sets of
-/// another mode, with a program that is not in the bundle. Rules that remain after a real failure
-/// do no harm until the next boot, so failures are only logged.
-pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
-    let program = cleanup(root, bundle);
-    match program
-        .complete(log, Binary::Proxy.name(), CLEAR_WITHIN)
-        .await
-    {
-        Ok(()) => {}
-        Err(error @ ProgramError::Ended { .. }) => {
-            tracing::info!("removed the rules of services: {error}");
-        }
-        Err(error) => tracing::warn!("the rules of services remain until the next boot: {error}"),
-    }
-    if let Err(error) = clear_host_ports(bundle).await {
-        let error = hearth_api::chain(&error);
-        tracing::warn!("the rules of host ports remain until the next boot: {error}");
-    }
-}
-
-async fn clear_host_ports(bundle: &Bundle) -> Result<(), NftablesError> {
+/// Removes the rules of services and host ports, whoever of these has written some. Rules that remain
+/// do no harm until the next boot, so a failure is only logged.
+pub(crate) async fn clear_rules(bundle: &Bundle) {
     let nftables = Nftables::at(bundle.program(Binary::Nft));
-    nftables.apply(CLEAR_HOST_PORTS).await
+    // A table that is not there cannot be deleted.
+    let script = TABLES.map(|table| format!("add table {table}; delete table {table}"));
+    if let Err(error) = nftables.apply(&script.join("\n")).await {
+        let error = hearth_api::chain(&error);
+        tracing::warn!("the rules of services and host ports remain until the next boot: {error}");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, difference, root};
+    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, root};
 
     #[test]
     fn it_is_started_as_committed() {
@@ -180,12 +158,6 @@ mod tests {
             let bundle = EmptyBundle::of(version);
             let started = bundle.lines(&command(&root(), &bundle.bundle));
             check(include_str!("../snapshot/kube-proxy.txt"), &started);
-            let cleans = bundle.lines(&cleanup(&root(), &bundle.bundle));
-            let config = "---config=/node/ephemeral/kubernetes/worker/kube-proxy.config\n";
-            assert_eq!(
-                difference(&started, &cleans),
-                format!("{config}+--cleanup=true\n")
-            );
         }
     }
 
