@@ -55,7 +55,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{Config, members, process};
 
-/// How often etcd is asked for its members.
+/// How often etcd is asked for its members, while one of them is connected.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Timeout of that question, which etcd answers from memory.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -266,9 +266,10 @@ impl Membership {
         self.listed.borrow().contains(node) || (self.of_curators)(node)
     }
 
-    /// Whether this is a member now. One that neither list has may have been added just before.
+    /// Whether this is a member now. One that neither list has may have been added just before, and
+    /// without connections the list is old.
     async fn admit(&self, node: &NodeId) -> bool {
-        if !self.has(node) {
+        if !self.has(node) || self.listed.receiver_count() == 0 {
             self.look().await;
         }
         let member = self.has(node);
@@ -292,9 +293,12 @@ impl Membership {
         self.rejected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Looks regularly while there are connections.
     async fn keep(&self) -> Infallible {
         loop {
-            self.look().await;
+            if self.listed.receiver_count() > 0 {
+                self.look().await;
+            }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
