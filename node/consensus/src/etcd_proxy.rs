@@ -18,7 +18,10 @@
 //! - *Space.* When the user has used up its [`quota`], calls that would write are refused.
 //!
 //! Streams are forwarded message by message, at the speed of the slower side: nothing is queued
-//! here beyond the windows of HTTP/2.
+//! here beyond the windows of HTTP/2. A message is in memory while it is forwarded, and the lists of
+//! a user who asks for everything at once are large, so all answers together are limited
+//! ([`AnswerMemory`]): one that exceeds the limit fails, and the user's watches are made again. It
+//! does not wait for the others, because its unread bytes would fill the window that they need.
 //!
 //! The messages are generated from a proto file of Hearth's own (`proto/etcd.proto`). Hearth itself calls etcd with the
 //! crate `etcd-client`, whose request types are not public and whose responses can only be read.
@@ -45,22 +48,27 @@ mod wire {
 use std::time::Duration;
 
 use hearth_base::event::Value;
+use hearth_sys::memory;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::client::{NO_SPACE, NamespacedClient};
 use key_prefix::KeyPrefix;
-use messages::{Call, Upward};
+use messages::{AnswerMemory, Call, Upward};
 use quota::Capacity;
 use wire::alarm_request::AlarmAction;
 use wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
 
 /// Timeout of a call to etcd. etcd's own is seven seconds, and callers have shorter ones.
 const CALL_BOUND: Duration = Duration::from_secs(60);
-/// Maximum size of a message. An API server lists ten thousand objects at once, each up to a
-/// megabyte; such a list exhausts memory before it reaches this limit.
-const LARGEST_MESSAGE: usize = 512 << 20;
+/// Maximum size of a request. etcd itself refuses those that are longer than 1.5 MiB, with an error
+/// that its users know.
+const LARGEST_REQUEST: usize = 4 << 20;
+/// Limits of the size of all answers of etcd that are being forwarded, and of each of them: a
+/// sixteenth of the machine's memory between these. An API server lists ten thousand objects at
+/// once. While it is forwarded, an answer takes up to three times its size.
+const ANSWERS: (u64, u64) = (64 << 20, 512 << 20);
 
 /// Serves one program, confined to the client's namespace, on the connections that the listener
 /// accepts. Writes are refused while `capacity` says that the store is full. When `over` is
@@ -71,12 +79,8 @@ pub async fn serve(
     capacity: Value<Capacity>,
     over: CancellationToken,
 ) {
-    let proxy = EtcdProxy {
-        client: client.clone(),
-        prefix: KeyPrefix::new(client.prefix().as_bytes()),
-        capacity,
-        over,
-    };
+    let answers = (memory::total() / 16).clamp(ANSWERS.0, ANSWERS.1);
+    let proxy = EtcdProxy::new(client, capacity, answers, over);
     connection::serve(listener, proxy).await;
 }
 
@@ -85,10 +89,27 @@ struct EtcdProxy {
     client: NamespacedClient,
     prefix: KeyPrefix,
     capacity: Value<Capacity>,
+    answers: AnswerMemory,
     over: CancellationToken,
 }
 
 impl EtcdProxy {
+    /// `answers` is how many bytes answers may take together.
+    fn new(
+        client: &NamespacedClient,
+        capacity: Value<Capacity>,
+        answers: u64,
+        over: CancellationToken,
+    ) -> Self {
+        Self {
+            client: client.clone(),
+            prefix: KeyPrefix::new(client.prefix().as_bytes()),
+            capacity,
+            answers: AnswerMemory::of(answers),
+            over,
+        }
+    }
+
     /// Checked before calls that would write.
     fn has_capacity(&self) -> Result<(), Status> {
         match self.capacity.get() {

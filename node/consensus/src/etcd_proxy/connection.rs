@@ -161,11 +161,8 @@ impl ProxyConnection<'_> {
     /// Handles one call until it is answered or its caller cancels it.
     async fn call(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
-        let (proxy, body) = (self.proxy, Messages::of(body));
-        let up = Upward {
-            etcd: &self.etcd,
-            came_with: &head.headers,
-        };
+        let (proxy, body) = (self.proxy, Messages::requests(body));
+        let up = Upward::new(&self.etcd, &head.headers, &proxy.answers);
         match head.uri.path() {
             RangeRequest::PATH => self.about_keys::<RangeRequest>(&up, body, respond).await,
             TxnRequest::PATH => self.about_keys::<TxnRequest>(&up, body, respond).await,
@@ -218,7 +215,7 @@ impl ProxyConnection<'_> {
     /// Forwards a watch stream, which may contain many watches: requests to etcd as they arrive,
     /// responses to the program. If the caller cancels the stream, the watches end in etcd as well.
     async fn watch(&self, up: &Upward<'_>, mut body: Messages, mut respond: SendResponse<Bytes>) {
-        let (answer, mut up) = match up.call(WATCH_PATH).await {
+        let (answer, mut questions) = match up.call(WATCH_PATH).await {
             Ok(call) => call,
             Err(status) => return messages::refuse(&mut respond, status),
         };
@@ -230,13 +227,13 @@ impl ProxyConnection<'_> {
         let upward = async {
             while let Some(mut request) = body.next::<WatchRequest>().await? {
                 prefix.watch_up(&mut request);
-                up.send(&request, false).await?;
+                questions.send(&request, false).await?;
             }
-            up.close();
+            questions.close();
             std::future::pending().await
         };
         let downward = async {
-            let mut answers = messages::answers(answer).await?;
+            let mut answers = up.answers(answer).await?;
             loop {
                 let answer = tokio::select! {
                     answer = answers.next::<WatchResponse>() => answer?,

@@ -5,6 +5,7 @@
 //! Encoding of messages and statuses is left to the libraries.
 
 use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
@@ -13,10 +14,11 @@ use h2::{RecvStream, SendStream};
 use http::uri::{self, Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use prost::Message;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{CALL_BOUND, LARGEST_MESSAGE};
+use super::{CALL_BOUND, LARGEST_REQUEST};
 
 /// Header of a message: compression flag and length.
 const FRAME_HEADER_BYTES: usize = 5;
@@ -37,6 +39,48 @@ fn told(status: &Status) -> Status {
     Status::new(status.code(), status.message())
 }
 
+/// Messages up to this size are not counted: there are many of them, and a stream may have as many
+/// bytes in its window anyway.
+const SMALL: usize = 64 << 10;
+
+/// What answers of etcd may take together, in bytes.
+#[derive(Clone)]
+pub(super) struct AnswerMemory {
+    limit: usize,
+    free: Arc<Semaphore>,
+}
+
+impl AnswerMemory {
+    pub(super) fn of(bytes: u64) -> Self {
+        let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self {
+            limit,
+            free: Arc::new(Semaphore::new(limit)),
+        }
+    }
+
+    /// Takes what a message needs, until the permit is dropped.
+    fn take(&self, length: usize) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        if length <= SMALL {
+            return Ok(None);
+        }
+        if length > self.limit {
+            return Err(too_long(length, self.limit));
+        }
+        let needed = u32::try_from(length).map_err(|_| too_long(length, self.limit))?;
+        let taken = Arc::clone(&self.free).try_acquire_many_owned(needed);
+        taken.map(Some).map_err(|_| {
+            Status::resource_exhausted(format!(
+                "the answers that are being forwarded take too much memory: this one has {length} \
+                 bytes, {} of {} are free",
+                self.free.available_permits(),
+                self.limit
+            ))
+        })
+    }
+}
+
 /// Splits a byte stream into messages.
 #[derive(Default)]
 pub(super) struct Frames {
@@ -53,18 +97,20 @@ impl Frames {
         self.held.is_empty()
     }
 
+    /// The length of the next message, once its header has arrived.
+    pub(super) fn next_length(&self) -> Result<Option<usize>, Status> {
+        match self.held.first_chunk::<FRAME_HEADER_BYTES>() {
+            None => Ok(None),
+            Some(&[0, a, b, c, d]) => Ok(Some(u32::from_be_bytes([a, b, c, d]) as usize)),
+            Some(_) => Err(Status::unimplemented("messages must not be compressed")),
+        }
+    }
+
     /// The content of the next message, once it is complete.
     pub(super) fn take(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<FRAME_HEADER_BYTES>() else {
+        let Some(length) = self.next_length()? else {
             return Ok(None);
         };
-        if compressed != 0 {
-            return Err(Status::unimplemented("messages must not be compressed"));
-        }
-        let length = u32::from_be_bytes([a, b, c, d]) as usize;
-        if length > LARGEST_MESSAGE {
-            return Err(too_long(length));
-        }
         if self.held.len() < FRAME_HEADER_BYTES + length {
             return Ok(None);
         }
@@ -73,30 +119,68 @@ impl Frames {
     }
 }
 
-fn too_long(length: usize) -> Status {
+fn too_long(length: usize, limit: usize) -> Status {
     Status::resource_exhausted(format!(
-        "message is too large: {length} bytes, the limit is {LARGEST_MESSAGE}"
+        "message is too large: {length} bytes, the limit is {limit}"
     ))
+}
+
+/// How the size of messages is limited.
+enum Limit {
+    /// Each for itself.
+    Request,
+    /// All answers together.
+    Answer(AnswerMemory),
+}
+
+impl Limit {
+    fn admit(&self, length: usize) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        match self {
+            Limit::Request if length > LARGEST_REQUEST => Err(too_long(length, LARGEST_REQUEST)),
+            Limit::Request => Ok(None),
+            Limit::Answer(memory) => memory.take(length),
+        }
+    }
 }
 
 /// Messages received on a stream.
 pub(super) struct Messages {
     stream: RecvStream,
     frames: Frames,
+    limit: Limit,
+    /// Whether the next message, of which a part has arrived, is admitted.
+    admitted: bool,
+    /// What the last message has taken, until the next one is asked for.
+    taken: Option<OwnedSemaphorePermit>,
 }
 
 impl Messages {
-    pub(super) fn of(stream: RecvStream) -> Self {
+    pub(super) fn requests(stream: RecvStream) -> Self {
+        Self::of(stream, Limit::Request)
+    }
+
+    fn of(stream: RecvStream, limit: Limit) -> Self {
         Self {
             stream,
             frames: Frames::default(),
+            limit,
+            admitted: false,
+            taken: None,
         }
     }
 
     /// The next message; `None` at the end of the stream. Cancellation safe.
     pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         loop {
+            if !self.admitted
+                && let Some(length) = self.frames.next_length()?
+            {
+                self.taken = None;
+                self.taken = self.limit.admit(length)?;
+                self.admitted = true;
+            }
             if let Some(message) = self.frames.take()? {
+                self.admitted = false;
                 let message = M::decode(message);
                 return message.map(Some).map_err(|error| {
                     Status::internal(format!("cannot decode a message: {error}"))
@@ -111,7 +195,7 @@ impl Messages {
     }
 
     /// The next chunk, of any length. Its flow-control capacity is released at once: the size of a
-    /// buffered message is limited elsewhere.
+    /// buffered message is limited before.
     async fn chunk(&mut self) -> Result<Option<Bytes>, Status> {
         let Some(chunk) = self.stream.data().await else {
             return Ok(None);
@@ -191,7 +275,7 @@ impl Sink {
 
 pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
     let length = message.encoded_len();
-    let told = u32::try_from(length).map_err(|_| too_long(length))?;
+    let told = u32::try_from(length).map_err(|_| too_long(length, u32::MAX as usize))?;
     let mut frame = BytesMut::with_capacity(FRAME_HEADER_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(told);
@@ -232,19 +316,36 @@ pub(super) trait Call: Message + Default {
 
 /// The way of one call to etcd: the connection, and the headers that the call came with.
 pub(super) struct Upward<'a> {
-    pub(super) etcd: &'a SendRequest<Bytes>,
-    pub(super) came_with: &'a HeaderMap,
+    etcd: &'a SendRequest<Bytes>,
+    came_with: &'a HeaderMap,
+    memory: &'a AnswerMemory,
+    /// What the answer has taken, until the call ends.
+    taken: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
-impl Upward<'_> {
+impl<'a> Upward<'a> {
+    pub(super) fn new(
+        etcd: &'a SendRequest<Bytes>,
+        came_with: &'a HeaderMap,
+        memory: &'a AnswerMemory,
+    ) -> Self {
+        Self {
+            etcd,
+            came_with,
+            memory,
+            taken: Mutex::default(),
+        }
+    }
+
     /// Makes a unary call, with a timeout.
     pub(super) async fn ask<Q: Call>(&self, question: &Q) -> Result<Q::Answer, Status> {
         let answer = async {
             let (answer, mut sink) = self.call(Q::PATH).await?;
             sink.send(question, true).await?;
-            let mut answers = answers(answer).await?;
+            let mut answers = self.answers(answer).await?;
             let answer = answers.next().await?;
             answers.ended().await?;
+            *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = answers.taken;
             answer.ok_or_else(|| Status::internal("etcd ended a call without a response"))
         };
         let silent = |_| Err(Status::unavailable("etcd did not answer in time"));
@@ -270,6 +371,24 @@ impl Upward<'_> {
         let (answer, stream) = sent.map_err(|error| broken(&error))?;
         Ok((answer, Sink { stream }))
     }
+
+    /// The messages of etcd's response; or its status, if it has none.
+    pub(super) async fn answers(&self, answer: ResponseFuture) -> Result<Messages, Status> {
+        let answer = answer.await.map_err(|error| broken(&error))?;
+        if let Some(status) = Status::from_header_map(answer.headers()) {
+            return Err(told(&status));
+        }
+        match answer.status() {
+            StatusCode::OK => {
+                let limit = Limit::Answer(self.memory.clone());
+                Ok(Messages::of(answer.into_body(), limit))
+            }
+            other => Err(Status::new(
+                Code::Unknown,
+                format!("etcd answered with HTTP status {other}"),
+            )),
+        }
+    }
 }
 
 fn uri(path: &'static str) -> Result<Uri, Status> {
@@ -279,21 +398,6 @@ fn uri(path: &'static str) -> Result<Uri, Status> {
     parts.authority = Some(Authority::from_static("etcd.invalid"));
     parts.path_and_query = Some(PathAndQuery::from_static(path));
     Uri::from_parts(parts).map_err(|error| Status::internal(error.to_string()))
-}
-
-/// The messages of etcd's response; or its status, if it has none.
-pub(super) async fn answers(answer: ResponseFuture) -> Result<Messages, Status> {
-    let answer = answer.await.map_err(|error| broken(&error))?;
-    if let Some(status) = Status::from_header_map(answer.headers()) {
-        return Err(told(&status));
-    }
-    match answer.status() {
-        StatusCode::OK => Ok(Messages::of(answer.into_body())),
-        other => Err(Status::new(
-            Code::Unknown,
-            format!("etcd answered with HTTP status {other}"),
-        )),
-    }
 }
 
 #[cfg(test)]

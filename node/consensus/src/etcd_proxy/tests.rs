@@ -224,6 +224,11 @@ pub(super) struct Passed {
 }
 
 pub(super) async fn passed() -> Passed {
+    passed_with(ANSWERS.1).await
+}
+
+/// With this many bytes for answers.
+pub(super) async fn passed_with(answers: u64) -> Passed {
     let site = Site::new();
     let etcd = site.start(true).await;
     let socket = site.root.ephemeral.path().join("confined");
@@ -232,7 +237,8 @@ pub(super) async fn passed() -> Passed {
     let listener = UnixListener::bind(&socket).unwrap();
     let (writer, capacity) = event::value();
     let ended = over.clone();
-    let server = tokio::spawn(async move { serve(listener, &client, capacity, ended).await });
+    let proxy = EtcdProxy::new(&client, capacity, answers, ended);
+    let server = tokio::spawn(connection::serve(listener, proxy));
     let way = socket.clone();
     let connector = Connector::new(move || UnixStream::connect(way.clone()));
     let channel = connector.channel(&Endpoint::from_static("http://confined.invalid"));
@@ -257,7 +263,7 @@ fn refusal<T>(answer: Result<T, Error>) -> Status {
 impl Passed {
     fn kv(&self) -> KvClient {
         let kv = self.client.kv_client();
-        kv.max_decoding_message_size(LARGEST_MESSAGE)
+        kv.max_decoding_message_size(usize::MAX)
     }
 
     fn etcd(&self) -> &Running {
@@ -273,14 +279,23 @@ impl Passed {
         put.map(drop).map_err(status_of)
     }
 
+    pub(super) async fn delete(&self, key: &str) {
+        self.kv().delete(key, None).await.unwrap();
+    }
+
     /// Everything that this user can read.
     pub(super) async fn all(&self) -> BTreeMap<String, String> {
+        self.try_all().await.unwrap()
+    }
+
+    pub(super) async fn try_all(&self) -> Result<BTreeMap<String, String>, Status> {
         let everything = GetOptions::new().with_all_keys();
-        let mut answer = self.kv().get("", Some(everything)).await.unwrap();
+        let answer = self.kv().get("", Some(everything)).await;
+        let mut answer = answer.map_err(status_of)?;
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         let records = answer.take_kvs().into_iter();
         let records = records.map(|record| record.into_key_value());
-        records.map(|(k, v)| (text(k), text(v))).collect()
+        Ok(records.map(|(k, v)| (text(k), text(v))).collect())
     }
 
     pub(super) async fn stop(self) {

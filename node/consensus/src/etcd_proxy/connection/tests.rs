@@ -7,14 +7,13 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::super::super::client::CONNECT_BOUND;
-use super::super::LARGEST_MESSAGE;
-use super::super::tests::{Passed, passed};
+use super::super::tests::{Passed, passed, passed_with};
 use super::*;
 
 /// A watch stream on everything, once the watch is created.
 async fn watch(passed: &Passed) -> WatchStream {
     let client = passed.client.watch_client();
-    let mut client = client.max_decoding_message_size(LARGEST_MESSAGE);
+    let mut client = client.max_decoding_message_size(usize::MAX);
     let everything = WatchOptions::new().with_range([0]);
     let mut stream = client.watch("", Some(everything)).await.unwrap();
     assert!(stream.message().await.unwrap().unwrap().created());
@@ -86,6 +85,28 @@ async fn who_does_not_read_holds_up_nobody_else() {
             .unwrap();
         events += answer.events().len();
     }
+    passed.stop().await;
+}
+
+/// The caller learns why, and everything else on its connection continues.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_too_large_fails_alone() {
+    let passed = passed_with(1 << 20).await;
+    let mut heard = watch(&passed).await;
+    let value = "x".repeat(400 << 10);
+    for key in ["/a", "/b", "/c"] {
+        passed.put(key, &value).await;
+        let answer = within_timeout("an event", heard.message()).await;
+        assert_eq!(answer.unwrap().unwrap().events().len(), 1);
+    }
+    let refused = passed.try_all().await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    let message = refused.message();
+    assert!(message.contains("the limit is 1048576"), "{message}");
+    passed.delete("/c").await;
+    let answer = within_timeout("an event", heard.message()).await;
+    assert_eq!(answer.unwrap().unwrap().events().len(), 1);
+    assert_eq!(passed.all().await.len(), 2);
     passed.stop().await;
 }
 

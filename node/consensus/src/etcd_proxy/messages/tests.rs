@@ -61,15 +61,41 @@ proptest! {
 }
 
 #[test]
-fn what_is_compressed_or_too_long_is_refused() {
+fn what_is_compressed_is_refused() {
     let of = |head: [u8; FRAME_HEADER_BYTES]| {
         let mut frames = Frames::default();
         frames.add(&head);
         frames.take().map_err(|status| status.code())
     };
     assert_eq!(of([1, 0, 0, 0, 0]), Err(Code::Unimplemented));
-    let [a, b, c, d] = (u32::try_from(LARGEST_MESSAGE).unwrap() + 1).to_be_bytes();
-    assert_eq!(of([0, a, b, c, d]), Err(Code::ResourceExhausted));
     assert_eq!(of([0, 0, 0, 0, 1]), Ok(None));
     assert_eq!(of([0; FRAME_HEADER_BYTES]), Ok(Some(Bytes::new())));
+}
+
+#[test]
+fn requests_are_limited_each_and_answers_together() {
+    let refused = |admitted: Result<Option<OwnedSemaphorePermit>, Status>| match admitted {
+        Ok(_) => None,
+        Err(status) => Some(status.code()),
+    };
+    let requests = Limit::Request;
+    assert_eq!(refused(requests.admit(LARGEST_REQUEST)), None);
+    let refusal = refused(requests.admit(LARGEST_REQUEST + 1));
+    assert_eq!(refusal, Some(Code::ResourceExhausted));
+
+    let answers = Limit::Answer(AnswerMemory::of(1 << 20));
+    let first = answers.admit(1 << 19).unwrap();
+    let second = answers.admit((1 << 19) - 1).unwrap();
+    // There is always room for small ones.
+    assert!(answers.admit(SMALL).unwrap().is_none());
+    assert_eq!(
+        refused(answers.admit(SMALL + 1)),
+        Some(Code::ResourceExhausted)
+    );
+    drop(first);
+    assert_eq!(refused(answers.admit(SMALL + 1)), None);
+    drop(second);
+    assert_eq!(refused(answers.admit(1 << 20)), None);
+    let refusal = refused(answers.admit((1 << 20) + 1));
+    assert_eq!(refusal, Some(Code::ResourceExhausted));
 }
