@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::store::Kept;
+
 /// `ObjectMeta`: the metadata of every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -28,6 +30,15 @@ pub struct Metadata {
     pub finalizers: Vec<String>,
 }
 
+impl Metadata {
+    fn bytes(&self) -> usize {
+        let maps = self.labels.iter().chain(&self.annotations);
+        let maps = maps.map(|(key, value)| 64 + key.len() + value.len());
+        let finalizers = self.finalizers.iter().map(|text| 24 + text.len());
+        size_of::<Self>() + maps.sum::<usize>() + finalizers.sum::<usize>()
+    }
+}
+
 /// A Kubernetes object that can be watched.
 pub trait Object {
     /// The object's metadata.
@@ -44,6 +55,25 @@ macro_rules! objects {
     )+};
 }
 objects!(Node, Volume, Claim, Service, Endpoints);
+
+impl Kept for Node {
+    fn bytes(&self) -> usize {
+        // Their texts are short, or the API server refuses them.
+        self.metadata.bytes() + 512 * self.spec.taints.len() + 128 * self.status.conditions.len()
+    }
+}
+
+impl Kept for Volume {
+    fn bytes(&self) -> usize {
+        self.metadata.bytes() + size_of::<Self>() + 128 * self.spec.capacity.len()
+    }
+}
+
+impl Kept for Claim {
+    fn bytes(&self) -> usize {
+        self.metadata.bytes() + size_of::<Self>() + 128 * self.spec.resources.requests.len()
+    }
+}
 
 /// A `Node`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -6,6 +6,7 @@
 //! | [`kinds`] | the kinds of objects |
 //! | [`fields`] | the fields that are read |
 //! | [`watch`] | list and watch: all objects of a kind, and each change |
+//! | [`store`] | what is kept of them, within limits |
 //!
 //! Why not the library for it (kube, with k8s-openapi): its types deserialize every field of every
 //! object, and the code for that made the node larger by more than all the rest of its Kubernetes
@@ -25,6 +26,7 @@
 
 pub mod fields;
 pub mod kinds;
+pub mod store;
 #[cfg(test)]
 mod tests;
 pub mod watch;

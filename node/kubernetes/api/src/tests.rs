@@ -1,11 +1,10 @@
 //! The client against a scripted server, because a real one compacts versions and ends watches at
 //! times of its own.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use hearth_api::names::KUBERNETES_SERVER;
 use http::{Response, StatusCode};
 use proptest::prelude::*;
@@ -17,8 +16,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::fields::{Metadata, Node};
-use super::watch::{Event, Known, Which, watch};
+use super::fields::Node;
+use super::store::{Event, Full, Kept, Known, NAMESPACE_LIMIT};
+use super::watch::{Which, watch};
 use super::{ApiError, Client, MAX_ANSWER_BYTES, kinds, message, segment};
 
 /// The requests that a server has received: method and path.
@@ -120,12 +120,21 @@ fn told(events: &[(&str, Json)]) -> (u16, String) {
 
 /// Name and version of each object.
 fn shown(event: Event<Node>) -> (&'static str, Vec<String>) {
-    let show = |node: Node| format!("{}@{}", node.metadata.name, node.metadata.resource_version);
+    let show = |node: &Node| format!("{}@{}", node.metadata.name, node.metadata.resource_version);
     match event {
-        Event::All(all) => ("all", all.into_iter().map(show).collect()),
-        Event::Changed(node) => ("changed", vec![show(node)]),
-        Event::Gone(node) => ("gone", vec![show(node)]),
+        Event::All(all) => ("all", all.objects().values().map(show).collect()),
+        Event::Changed(_, node) => ("changed", vec![show(&node)]),
+        Event::Gone((_, name)) => ("gone", vec![name]),
     }
+}
+
+fn nodes(server: &Server, which: Which) -> impl Stream<Item = Result<Event<Node>, ApiError>> {
+    watch(
+        server.client.all(kinds::NODES),
+        which,
+        Some,
+        Full::default(),
+    )
 }
 
 #[tokio::test]
@@ -147,10 +156,7 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
         told(&[("MODIFIED", node("b", "31"))]),
     ])
     .await;
-    let events = watch::<Node>(
-        server.client.all(kinds::NODES),
-        Which::Labelled("a=b".to_owned()),
-    );
+    let events = nodes(&server, Which::Labelled("a=b".to_owned()));
     let events: Vec<_> = events.take(7).collect().await;
     let [all, added, gone, again, empty, broken, changed] = <[_; 7]>::try_from(events).unwrap();
     assert_eq!(
@@ -158,7 +164,7 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
         ("all", vec!["a@3".into(), "b@4".into()])
     );
     assert_eq!(shown(added.unwrap()), ("changed", vec!["c@8".into()]));
-    assert_eq!(shown(gone.unwrap()), ("gone", vec!["a@10".into()]));
+    assert_eq!(shown(gone.unwrap()), ("gone", vec!["a".into()]));
     assert_eq!(shown(again.unwrap()), ("all", vec!["b@4".into()]));
     assert_eq!(shown(empty.unwrap()), ("all", vec![]));
     assert_eq!(
@@ -185,7 +191,7 @@ async fn large_objects_are_listed_few_at_a_time() {
         page("7", "", &[node("b", "4")]),
     ])
     .await;
-    let events = watch::<Node>(server.client.all(kinds::NODES), Which::All);
+    let events = nodes(&server, Which::All);
     let all: Vec<_> = events.take(1).collect().await;
     let all = all.into_iter().map(|event| shown(event.unwrap()));
     let wanted = [("all", vec!["a@3".to_owned(), "b@4".to_owned()])];
@@ -196,6 +202,48 @@ async fn large_objects_are_listed_few_at_a_time() {
     }
 }
 
+/// A third of what is kept of a namespace, and a little more.
+#[derive(Debug, PartialEq)]
+struct Third;
+
+impl Kept for Third {
+    fn bytes(&self) -> usize {
+        NAMESPACE_LIMIT / 3
+    }
+}
+
+/// When the watch ends.
+#[tokio::test]
+async fn what_was_ignored_is_looked_for_again() {
+    let deleted = || told(&[("DELETED", node("a", "8"))]);
+    let server = Server::with(vec![
+        page("7", "", &[node("a", "3"), node("b", "4"), node("c", "5")]),
+        deleted(),
+        page("9", "", &[node("b", "4"), node("c", "5")]),
+        deleted(),
+        deleted(),
+    ])
+    .await;
+    let mut known = Known::default();
+    let all = server.client.all(kinds::NODES);
+    let events = watch(all, Which::All, |_: Node| Some(Third), known.full());
+    let mut events = std::pin::pin!(events);
+    let mut next = async || {
+        known.take(events.next().await.unwrap().unwrap());
+        let names = known.all().unwrap().keys();
+        names.map(|(_, name)| name.clone()).collect::<String>()
+    };
+    for wanted in ["ab", "b", "bc", "bc", "bc"] {
+        assert_eq!(next().await, wanted);
+    }
+    let asked = server.asked();
+    let lists: Vec<_> = asked
+        .iter()
+        .map(|asked| !asked.contains("watch=true"))
+        .collect();
+    assert_eq!(lists, [true, false, true, false, false]);
+}
+
 #[tokio::test]
 async fn one_object_can_be_followed_that_comes_and_goes() {
     let server = Server::with(vec![
@@ -203,10 +251,7 @@ async fn one_object_can_be_followed_that_comes_and_goes() {
         told(&[("ADDED", node("a", "8")), ("DELETED", node("a", "9"))]),
     ])
     .await;
-    let events = watch::<Node>(
-        server.client.all(kinds::NODES),
-        Which::Named("a".to_owned()),
-    );
+    let events = nodes(&server, Which::Named("a".to_owned()));
     let events: Vec<_> = events
         .take(3)
         .map(|event| shown(event.unwrap()))
@@ -215,7 +260,7 @@ async fn one_object_can_be_followed_that_comes_and_goes() {
     let wanted = [
         ("all", vec![]),
         ("changed", vec!["a@8".to_owned()]),
-        ("gone", vec!["a@9".to_owned()]),
+        ("gone", vec!["a".to_owned()]),
     ];
     assert_eq!(events, wanted);
     for asked in server.asked() {
@@ -312,48 +357,5 @@ proptest! {
     #[test]
     fn any_words_of_a_failure_are_told(said: Vec<u8>) {
         prop_assert!(message(&said).chars().count() <= super::MAX_SHOWN_CHARS);
-    }
-
-    /// The store has the same content as a plain map that got the same events.
-    #[test]
-    fn what_is_known_is_what_was_told(
-        steps in prop::collection::vec((0..3_u8, "[a-c]", 0..3_u8), 0..20),
-    ) {
-        let node = |name: &str, version: u8| Node {
-            metadata: Metadata {
-                name: name.to_owned(),
-                resource_version: version.to_string(),
-                ..Metadata::default()
-            },
-            ..Node::default()
-        };
-        // The version is the part that is kept; version 0 is ignored.
-        let read = |node: Node| Some(node.metadata.resource_version).filter(|v| v != "0");
-        let mut known = Known::default();
-        let mut model = BTreeMap::new();
-        known.take(Event::All(Vec::new()), read);
-        for (what, name, version) in steps {
-            let before = model.clone();
-            let key = (String::new(), name.clone());
-            let event = match what {
-                0 => {
-                    model.clear();
-                    Event::All(vec![node(&name, version)])
-                }
-                1 => {
-                    model.remove(&key);
-                    Event::Changed(node(&name, version))
-                }
-                _ => {
-                    model.remove(&key);
-                    Event::Gone(node(&name, version))
-                }
-            };
-            if what < 2 && version > 0 {
-                model.insert(key, version.to_string());
-            }
-            prop_assert_eq!(known.take(event, read), model != before);
-            prop_assert_eq!(known.all(), Some(&model));
-        }
     }
 }

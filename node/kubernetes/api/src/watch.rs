@@ -5,14 +5,13 @@
 //! has compacted that version, the objects are listed again, and consumers get one event with all
 //! objects: those that are missing from it have been deleted.
 //!
-//! Of each object only what the consumer's type has is kept, from the page on in which it was read: a
-//! page is bounded, all objects of a kind are not.
+//! Of each object only what the consumer wants is kept, from the page on in which it was read, and
+//! within the limits of a [`Store`]: a page is bounded, all objects of a kind are not.
 //!
 //! The stream never ends. An error is an item of it, and the watch is retried after
 //! [`RETRY_DELAY`]. There is no exponential backoff: on a node that has just started the first
 //! attempts come too early, and with a long delay it would have no DNS for that time.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use tokio_util::codec::{FramedRead, LinesCodec};
 use tokio_util::io::StreamReader;
 
 use super::fields::{Metadata, Object};
+use super::store::{Event, Full, Kept, Key, Store};
 use super::{ApiError, Objects, message};
 
 /// Delay before a retry.
@@ -39,27 +39,6 @@ const WATCH_ENDS_WITHIN: Duration = Duration::from_secs(330);
 const PAGE_OBJECTS: usize = 100;
 /// Maximum size of an event; etcd has no larger objects.
 const MAX_OBJECT_BYTES: usize = 8 << 20;
-
-/// An event of a watch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<T> {
-    /// All objects that exist; those that are missing have been deleted.
-    All(Vec<T>),
-    /// The object is new or has changed.
-    Changed(T),
-    /// The object has been deleted; this is its last state.
-    Gone(T),
-}
-
-impl<T> Event<T> {
-    fn try_map<U, E>(self, mut each: impl FnMut(T) -> Result<U, E>) -> Result<Event<U>, E> {
-        Ok(match self {
-            Self::All(all) => Event::All(all.into_iter().map(each).collect::<Result<_, E>>()?),
-            Self::Changed(one) => Event::Changed(each(one)?),
-            Self::Gone(one) => Event::Gone(each(one)?),
-        })
-    }
-}
 
 /// Which objects are watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,29 +62,47 @@ impl Which {
     }
 }
 
-/// Lists and watches objects. The stream never ends.
-pub fn watch<T: DeserializeOwned + Send>(
+/// Lists and watches objects. The stream never ends. `read` returns what is kept of an object, or
+/// `None` to ignore it. The objects are listed again after some minutes if `full` has been set.
+pub fn watch<O, T>(
     objects: Objects,
     which: Which,
-) -> impl Stream<Item = Result<Event<T>, ApiError>> + Send {
+    read: fn(O) -> Option<T>,
+    full: Full,
+) -> impl Stream<Item = Result<Event<T>, ApiError>> + Send
+where
+    O: Object + DeserializeOwned,
+    T: Kept + Send,
+{
     let follower = Follower {
         objects,
         which,
+        full,
         state: State::Unknown,
         pause: false,
     };
-    unfold(follower, |mut follower| async move {
-        Some((follower.next().await, follower))
+    unfold(follower, move |mut follower| async move {
+        Some((follower.next(read).await, follower))
     })
 }
 
-fn read<T: DeserializeOwned>(object: &RawValue) -> Result<T, ApiError> {
-    Ok(serde_json::from_str(object.get())?)
+/// Key and kept part of an object.
+fn parse<O: Object + DeserializeOwned, T>(
+    object: &RawValue,
+    read: fn(O) -> Option<T>,
+) -> Result<(Key, Option<T>), ApiError> {
+    let object: O = serde_json::from_str(object.get())?;
+    let Metadata {
+        namespace, name, ..
+    } = object.metadata();
+    let key = (namespace.clone(), name.clone());
+    Ok((key, read(object)))
 }
 
 struct Follower {
     objects: Objects,
     which: Which,
+    full: Full,
     state: State,
     /// Wait before the next step: the last one has failed.
     pause: bool,
@@ -124,13 +121,17 @@ enum State {
 type Lines = BoxStream<'static, Result<String, ApiError>>;
 
 impl Follower {
-    async fn next<T: DeserializeOwned>(&mut self) -> Result<Event<T>, ApiError> {
+    async fn next<O, T>(&mut self, read: fn(O) -> Option<T>) -> Result<Event<T>, ApiError>
+    where
+        O: Object + DeserializeOwned,
+        T: Kept,
+    {
         loop {
             if self.pause {
                 self.pause = false;
                 sleep(RETRY_DELAY).await;
             }
-            match self.step().await {
+            match self.step(read).await {
                 Ok(Some(event)) => return Ok(event),
                 Ok(None) => {}
                 // The version has been compacted: list again. This is not an error.
@@ -147,10 +148,14 @@ impl Follower {
     }
 
     /// One step: list, open a watch, or read an event. Safe to cancel.
-    async fn step<T: DeserializeOwned>(&mut self) -> Result<Option<Event<T>>, ApiError> {
+    async fn step<O, T>(&mut self, read: fn(O) -> Option<T>) -> Result<Option<Event<T>>, ApiError>
+    where
+        O: Object + DeserializeOwned,
+        T: Kept,
+    {
         match &mut self.state {
             State::Unknown => {
-                let (all, version) = list(&self.objects, &self.which).await?;
+                let (all, version) = list(&self.objects, &self.which, read).await?;
                 self.state = State::Known(version);
                 Ok(Some(Event::All(all)))
             }
@@ -166,16 +171,24 @@ impl Follower {
                     // A server that ends each watch at once must not cause a busy loop.
                     Ok(None) => {
                         self.pause = true;
-                        self.state = State::Known(std::mem::take(version));
+                        self.state = match self.full.take() {
+                            true => State::Unknown,
+                            false => State::Known(std::mem::take(version)),
+                        };
                         return Ok(None);
                     }
                     Ok(Some(Err(error))) => Err(error),
                     Err(_) => Err(ApiError::Silent(WATCH_ENDS_WITHIN)),
                 };
-                let told = told.and_then(|event| {
-                    event
-                        .map(|event| event.try_map(|object| read(&object)))
-                        .transpose()
+                let told = told.and_then(|change| {
+                    let Some((change, object)) = change else {
+                        return Ok(None);
+                    };
+                    let (key, value) = parse(&object, read)?;
+                    Ok(Some(match (change, value) {
+                        (Change::Written, Some(value)) => Event::Changed(key, value),
+                        (Change::Written, None) | (Change::Deleted, _) => Event::Gone(key),
+                    }))
                 });
                 if told.is_err() {
                     self.state = State::Known(std::mem::take(version));
@@ -187,11 +200,16 @@ impl Follower {
 }
 
 /// Lists all objects; with the resource version of the list.
-async fn list<T: DeserializeOwned>(
+async fn list<O, T>(
     objects: &Objects,
     which: &Which,
-) -> Result<(Vec<T>, String), ApiError> {
-    let mut all = Vec::new();
+    read: fn(O) -> Option<T>,
+) -> Result<(Store<T>, String), ApiError>
+where
+    O: Object + DeserializeOwned,
+    T: Kept,
+{
+    let mut all = Store::default();
     let mut pages = Pages {
         more: String::new(),
         limit: PAGE_OBJECTS,
@@ -199,7 +217,9 @@ async fn list<T: DeserializeOwned>(
     loop {
         let (items, version) = pages.next(objects, which).await?;
         for object in items {
-            all.push(read(&object)?);
+            if let (key, Some(value)) = parse(&object, read)? {
+                all.insert(key, value);
+            }
         }
         if pages.more.is_empty() {
             return Ok((all, version));
@@ -302,8 +322,14 @@ fn escaped(value: &str) -> String {
     escaped
 }
 
+/// What has happened to an object.
+enum Change {
+    Written,
+    Deleted,
+}
+
 /// Parses one line; `None` for a bookmark. Updates the resource version.
-fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>, ApiError> {
+fn told(line: &str, version: &mut String) -> Result<Option<(Change, Box<RawValue>)>, ApiError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
     enum EventKind {
@@ -338,72 +364,8 @@ fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>
     let of: Versioned = serde_json::from_str(object.get())?;
     *version = of.metadata.resource_version;
     Ok(match told {
-        EventKind::Added | EventKind::Modified => Some(Event::Changed(object)),
-        EventKind::Deleted => Some(Event::Gone(object)),
+        EventKind::Added | EventKind::Modified => Some((Change::Written, object)),
+        EventKind::Deleted => Some((Change::Deleted, object)),
         EventKind::Bookmark | EventKind::Error => None,
     })
-}
-
-/// Namespace and name of an object.
-pub type Key = (String, String);
-
-/// A store of what a watch has returned: of each object the part that the consumer needs.
-#[derive(Debug)]
-pub struct Known<T> {
-    /// `None` before the first list.
-    objects: Option<BTreeMap<Key, T>>,
-}
-
-impl<T> Default for Known<T> {
-    fn default() -> Self {
-        Self { objects: None }
-    }
-}
-
-impl<T: PartialEq> Known<T> {
-    /// All objects; `None` before the first list.
-    pub fn all(&self) -> Option<&BTreeMap<Key, T>> {
-        self.objects.as_ref()
-    }
-
-    /// Applies an event. `read` returns the part of an object to keep, or `None` to ignore it.
-    /// Returns whether the content has changed.
-    pub fn take<O: Object>(&mut self, event: Event<O>, read: impl Fn(O) -> Option<T>) -> bool {
-        let keyed = |object: O| {
-            let key = key(&object);
-            (key, read(object))
-        };
-        let Some(objects) = &mut self.objects else {
-            // There are no changes before the first list.
-            let Event::All(all) = event else { return false };
-            self.objects = Some(wanted(all.into_iter().map(keyed)));
-            return true;
-        };
-        match event {
-            Event::All(all) => {
-                let all = wanted(all.into_iter().map(keyed));
-                let news = *objects != all;
-                *objects = all;
-                news
-            }
-            Event::Changed(object) => match keyed(object) {
-                (key, Some(value)) if objects.get(&key) == Some(&value) => false,
-                (key, Some(value)) => {
-                    objects.insert(key, value);
-                    true
-                }
-                (key, None) => objects.remove(&key).is_some(),
-            },
-            Event::Gone(object) => objects.remove(&key(&object)).is_some(),
-        }
-    }
-}
-
-fn wanted<T>(all: impl Iterator<Item = (Key, Option<T>)>) -> BTreeMap<Key, T> {
-    all.filter_map(|(key, value)| Some((key, value?))).collect()
-}
-
-fn key(object: &impl Object) -> Key {
-    let metadata = object.metadata();
-    (metadata.namespace.clone(), metadata.name.clone())
 }

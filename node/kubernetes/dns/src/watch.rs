@@ -12,8 +12,9 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use hearth_base::event::Writer;
 use hearth_base::supervisor::{Failure, Outcome};
-use hearth_kubernetes_api::fields::{self, Object};
-use hearth_kubernetes_api::watch::{Event, Known, Which, watch};
+use hearth_kubernetes_api::fields;
+use hearth_kubernetes_api::store::{Event, Kept, Known};
+use hearth_kubernetes_api::watch::{Which, watch};
 use hearth_kubernetes_api::{ApiError, Client, Watching, kinds};
 
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
@@ -24,6 +25,8 @@ const MAX_NEWS_PER_ZONE: usize = 256;
 /// Maximum number of addresses that are kept of one object; Kubernetes' own controller writes no
 /// more, but users can.
 const MAX_ADDRESSES: usize = 1000;
+/// The same of ports, of which each address has a copy.
+const MAX_PORTS: usize = 100;
 
 /// Watches with this client. Returns only on an error; watches that fail are retried.
 pub(crate) async fn follow(
@@ -32,19 +35,19 @@ pub(crate) async fn follow(
     zone: &Writer<Arc<Zone>>,
     watching: &Watching<'_>,
 ) -> Outcome {
-    let services = watch(client.all(kinds::SERVICES), Which::All).ready_chunks(MAX_NEWS_PER_ZONE);
-    let endpoints = watch(client.all(kinds::ENDPOINTS), Which::All).ready_chunks(MAX_NEWS_PER_ZONE);
-    tokio::pin!(services, endpoints);
     let mut of_services = Known::default();
     let mut of_endpoints = Known::default();
+    let objects = client.all(kinds::SERVICES);
+    let services = watch(objects, Which::All, service, of_services.full());
+    let objects = client.all(kinds::ENDPOINTS);
+    let endpoints = watch(objects, Which::All, endpoints_of, of_endpoints.full());
+    let services = services.ready_chunks(MAX_NEWS_PER_ZONE);
+    let endpoints = endpoints.ready_chunks(MAX_NEWS_PER_ZONE);
+    tokio::pin!(services, endpoints);
     loop {
         let news = tokio::select! {
-            Some(told) = services.next() => {
-                take(&mut of_services, told, service, "services", watching)
-            }
-            Some(told) = endpoints.next() => {
-                take(&mut of_endpoints, told, endpoints_of, "endpoints", watching)
-            }
+            Some(told) = services.next() => take(&mut of_services, told, "services", watching),
+            Some(told) = endpoints.next() => take(&mut of_endpoints, told, "endpoints", watching),
             else => return Err(Failure::msg("the watches ended")),
         };
         let (Some(services), Some(endpoints)) = (of_services.all(), of_endpoints.all()) else {
@@ -58,10 +61,9 @@ pub(crate) async fn follow(
 }
 
 /// Applies events; returns whether anything has changed.
-fn take<O: Object, T: PartialEq>(
+fn take<T: Kept + PartialEq>(
     known: &mut Known<T>,
-    told: Vec<Result<Event<O>, ApiError>>,
-    read: fn(O) -> Option<T>,
+    told: Vec<Result<Event<T>, ApiError>>,
     what: &str,
     watching: &Watching<'_>,
 ) -> bool {
@@ -70,7 +72,7 @@ fn take<O: Object, T: PartialEq>(
         match told {
             Ok(event) => {
                 watching.hears();
-                news |= known.take(event, read);
+                news |= known.take(event);
             }
             Err(error) => watching.failed(what, &error),
         }
@@ -89,8 +91,12 @@ fn service(object: fields::Service) -> Option<Service> {
     };
     Some(Service {
         target,
-        ports: spec.ports.into_iter().filter_map(port).collect(),
+        ports: named(spec.ports),
     })
+}
+
+fn named(ports: Vec<fields::Port>) -> Vec<Port> {
+    ports.into_iter().filter_map(port).take(MAX_PORTS).collect()
 }
 
 /// Converts a port; `None` if it has no name.
@@ -111,7 +117,7 @@ fn port(port: fields::Port) -> Option<Port> {
 fn endpoints_of(object: fields::Endpoints) -> Option<Endpoints> {
     let mut all = Endpoints::new();
     for subset in object.subsets {
-        let ports: Vec<Port> = subset.ports.into_iter().filter_map(port).collect();
+        let ports = named(subset.ports);
         for address in subset.addresses {
             if all.len() < MAX_ADDRESSES
                 && let Ok(ip) = address.ip.parse()
@@ -138,11 +144,19 @@ mod tests {
         let addresses: Vec<_> = (0..3 * MAX_ADDRESSES)
             .map(|n| json!({ "ip": format!("10.208.{}.{}", n / 250, n % 250) }))
             .collect();
+        let ports: Vec<_> = (0..3 * MAX_PORTS)
+            .map(|n| json!({ "name": format!("p{n}"), "port": 80 }))
+            .collect();
         let object = json!({
             "metadata": { "namespace": "default", "name": "many" },
-            "subsets": [{ "addresses": addresses }],
+            "subsets": [{ "addresses": addresses, "ports": ports }],
         });
         let object = serde_json::from_value(object).unwrap();
-        assert_eq!(endpoints_of(object).unwrap().len(), MAX_ADDRESSES);
+        let kept = endpoints_of(object).unwrap();
+        assert_eq!(kept.len(), MAX_ADDRESSES);
+        assert!(
+            kept.iter()
+                .all(|endpoint| endpoint.ports.len() == MAX_PORTS)
+        );
     }
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 
 use hearth_api::names::{KUBERNETES_DOMAIN, pods};
-use hearth_kubernetes_api::watch::Key;
+use hearth_kubernetes_api::store::{Kept, Key};
 use hickory_proto::rr::rdata::{A, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData};
 
@@ -72,6 +72,29 @@ pub struct Endpoint {
     pub hostname: Option<String>,
     /// Its named ports.
     pub ports: Vec<Port>,
+}
+
+impl Kept for Port {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.name.len() + self.protocol.len()
+    }
+}
+
+impl Kept for Service {
+    fn bytes(&self) -> usize {
+        let name = match &self.target {
+            Target::Elsewhere(name) => name.len(),
+            Target::Address(_) | Target::Headless => 0,
+        };
+        size_of::<Self>() + name + self.ports.bytes()
+    }
+}
+
+impl Kept for Endpoint {
+    fn bytes(&self) -> usize {
+        let hostname = self.hostname.as_ref().map_or(0, String::len);
+        size_of::<Self>() + hostname + self.ports.bytes()
+    }
 }
 
 /// The result of a lookup in the zone.

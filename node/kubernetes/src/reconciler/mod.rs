@@ -38,9 +38,10 @@ use futures::stream::{BoxStream, StreamExt as _, select_all};
 use hearth_api::identity::NodeId;
 use hearth_base::event::{Closed, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_kubernetes_api::fields::{Claim, Node, Volume};
+use hearth_kubernetes_api::fields::{Claim, Node, Object, Volume};
 use hearth_kubernetes_api::kinds::{self, Kind};
-use hearth_kubernetes_api::watch::{Event, Known, Which, watch};
+use hearth_kubernetes_api::store::{Event, Full, Kept, Known};
+use hearth_kubernetes_api::watch::{Which, watch};
 use hearth_kubernetes_api::{ApiError, Client, Objects, Watching};
 use http::StatusCode;
 use serde::de::DeserializeOwned;
@@ -162,21 +163,26 @@ enum News {
 impl Seen {
     fn take(&mut self, news: News) {
         match news {
-            News::Nodes(event) => self.nodes.take(event, Some),
-            News::Claims(event) => self.claims.take(event, plan::waiting),
-            News::Volumes(event) => self.volumes.take(event, Some),
+            News::Nodes(event) => self.nodes.take(event),
+            News::Claims(event) => self.claims.take(event),
+            News::Volumes(event) => self.volumes.take(event),
         };
     }
 }
 
 /// Watches one kind of objects.
-fn followed<'a, T: DeserializeOwned + Send + 'a>(
-    client: &Client,
+fn followed<'a, O, T>(
+    (client, watching): (&Client, &'a Watching<'a>),
     kind: Kind,
+    read: fn(O) -> Option<T>,
+    full: Full,
     news: fn(Event<T>) -> News,
-    watching: &'a Watching<'a>,
-) -> BoxStream<'a, News> {
-    let told = watch(client.all(kind), Which::All);
+) -> BoxStream<'a, News>
+where
+    O: Object + DeserializeOwned + 'a,
+    T: Kept + Send + 'a,
+{
+    let told = watch(client.all(kind), Which::All, read, full);
     let told = told.filter_map(move |told| async move {
         match told {
             Ok(event) => Some(news(event)),
@@ -191,11 +197,15 @@ fn followed<'a, T: DeserializeOwned + Send + 'a>(
 
 /// Reconciles while this controller is the leader. Returns only on an error.
 async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
-    let nodes = followed(&client, kinds::NODES, News::Nodes, watching);
-    let claims = followed(&client, kinds::CLAIMS, News::Claims, watching);
-    let volumes = followed(&client, kinds::VOLUMES, News::Volumes, watching);
-    let mut news = select_all([nodes, claims, volumes]).ready_chunks(MAX_NEWS_PER_ROUND);
     let mut seen = Seen::default();
+    let source = (&client, watching);
+    let full = seen.nodes.full();
+    let nodes = followed(source, kinds::NODES, Some, full, News::Nodes);
+    let full = seen.claims.full();
+    let claims = followed(source, kinds::CLAIMS, plan::waiting, full, News::Claims);
+    let full = seen.volumes.full();
+    let volumes = followed(source, kinds::VOLUMES, Some, full, News::Volumes);
+    let mut news = select_all([nodes, claims, volumes]).ready_chunks(MAX_NEWS_PER_ROUND);
     let mut clusters = reconciler.cluster.watch();
     let mut cluster = None;
     let mut rounds = Rounds::new(reconciler, client);

@@ -34,7 +34,8 @@ use hearth_api::identity::NodeId;
 use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_kubernetes_api::fields::Volume;
-use hearth_kubernetes_api::watch::{Event, Which, watch};
+use hearth_kubernetes_api::store::{Event, Full};
+use hearth_kubernetes_api::watch::{Which, watch};
 use hearth_kubernetes_api::{ApiError, Client, MANAGER, Objects, Watching, kinds};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
@@ -249,7 +250,8 @@ async fn follow(
 ) -> Outcome {
     let objects = client.all(kinds::VOLUMES);
     let own = format!("{NODE_LABEL}={}", volumes.node);
-    let events = watch::<Volume>(objects.clone(), Which::Labelled(own));
+    let own = Which::Labelled(own);
+    let events = watch(objects.clone(), own, Some::<Volume>, Full::default());
     tokio::pin!(events);
     // Volumes to retry by name, in their latest state.
     let mut undone = BTreeMap::new();
@@ -271,15 +273,16 @@ async fn follow(
             Some(Err(error)) => watching.failed("volumes", &error),
             Some(Ok(Event::All(all))) => {
                 undone.clear();
-                log_orphaned(disk, &all).await;
-                for volume in all {
+                let all = all.into_objects();
+                log_orphaned(disk, all.values()).await;
+                for volume in all.into_values() {
                     keep(&objects, volumes, disk, volume, &mut undone).await;
                 }
                 watching.good();
             }
-            Some(Ok(Event::Gone(volume))) => drop(undone.remove(&volume.metadata.name)),
-            Some(Ok(Event::Changed(volume))) => {
-                undone.remove(&volume.metadata.name);
+            Some(Ok(Event::Gone((_, name)))) => drop(undone.remove(&name)),
+            Some(Ok(Event::Changed((_, name), volume))) => {
+                undone.remove(&name);
                 keep(&objects, volumes, disk, volume, &mut undone).await;
             }
         }
@@ -370,12 +373,12 @@ fn size(volume: &Volume) -> Option<u64> {
 }
 
 /// Logs the directories that do not belong to a volume.
-async fn log_orphaned(disk: &Arc<Disk>, volumes: &[Volume]) {
+async fn log_orphaned(disk: &Arc<Disk>, volumes: impl Iterator<Item = &Volume>) {
     let on = disk.clone();
     let Ok(Ok(there)) = spawn_blocking(move || on.list()).await else {
         return;
     };
-    let known = volumes.iter().map(|volume| volume.metadata.name.as_str());
+    let known = volumes.map(|volume| volume.metadata.name.as_str());
     let known: BTreeSet<&str> = known.collect();
     for name in there.iter().map(VolumeName::as_str) {
         if known.contains(name) {

@@ -23,7 +23,8 @@ use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::PodNetwork;
 use hearth_host::layout::Root;
 use hearth_kubernetes_api::fields::Node;
-use hearth_kubernetes_api::watch::{Event, Which, watch};
+use hearth_kubernetes_api::store::{Event, Full};
+use hearth_kubernetes_api::watch::{Which, watch};
 use hearth_kubernetes_api::{ApiError, Client, kinds};
 use hearth_sys::files;
 use serde_json::{Value as Json, json};
@@ -95,7 +96,12 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let program = worker.program(&facts)?;
     let _held = worker.containerd.hold().await;
     let which = Which::Named(facts.name.clone());
-    let own = watch::<Node>(client.all(kinds::NODES), which);
+    let own = watch(
+        client.all(kinds::NODES),
+        which,
+        |_: Node| Some(()),
+        Full::default(),
+    );
     let outdated = async {
         tokio::select! {
             () = removed(own) => Ok("its Node has been deleted"),
@@ -127,8 +133,8 @@ async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
     let mut told = pin!(one);
     while let Some(event) = told.next().await {
         let is_there = match event {
-            Ok(Event::All(all)) => !all.is_empty(),
-            Ok(Event::Changed(_)) => true,
+            Ok(Event::All(all)) => !all.objects().is_empty(),
+            Ok(Event::Changed(..)) => true,
             Ok(Event::Gone(_)) => false,
             Err(error) => {
                 tracing::debug!("cannot watch the Node: {}", hearth_api::chain(&error));
@@ -276,8 +282,10 @@ mod tests {
     #[test]
     fn a_node_is_removed_when_it_was_there() {
         let failure = || Err(ApiError::Silent(std::time::Duration::from_secs(1)));
-        let (none, one) = (|| Ok(Event::All(vec![])), || Ok(Event::All(vec![()])));
-        let (changed, gone) = (|| Ok(Event::Changed(())), || Ok(Event::Gone(())));
+        let key = || (String::new(), "n".to_owned());
+        let none = || Ok(Event::All([].into_iter().collect()));
+        let one = || Ok(Event::All([(key(), ())].into_iter().collect()));
+        let (changed, gone) = (|| Ok(Event::Changed(key(), ())), || Ok(Event::Gone(key())));
         // The Node is created after the start of the kubelet.
         assert!(!is_removed(vec![
             none(),
