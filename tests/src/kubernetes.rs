@@ -301,19 +301,39 @@ impl Kubernetes {
     /// # Errors
     /// If that times out.
     pub async fn reaches(&self, pod: &str, host: &str, expected: &str) -> Outcome {
-        let url = format!("http://{host}/cgi-bin/hostname");
-        let words = [
-            "exec", pod, "--", "timeout", "20", "wget", "-q", "-O", "-", &url,
-        ];
         let what = format!("{pod} reaches {expected} as {host}");
         until_ok(&what, bounds::WORKLOAD, || async {
-            let said = self.kubectl(&words).await?;
+            let said = self.ask(pod, host).await?;
             match said.trim() == expected {
                 true => Ok(()),
                 false => bail!("{said:?}"),
             }
         })
         .await
+    }
+
+    /// Waits until a connection of `pod` to `host` is refused.
+    ///
+    /// # Errors
+    /// If that times out.
+    pub async fn reaches_not(&self, pod: &str, host: &str) -> Outcome {
+        let what = format!("{pod} does not reach {host}");
+        until_ok(&what, bounds::WORKLOAD, || async {
+            match self.ask(pod, host).await {
+                Err(error) if format!("{error:#}").contains("No route to host") => Ok(()),
+                Err(error) => Err(error),
+                Ok(said) => bail!("{said:?}"),
+            }
+        })
+        .await
+    }
+
+    async fn ask(&self, pod: &str, host: &str) -> anyhow::Result<String> {
+        let url = format!("http://{host}/cgi-bin/hostname");
+        let words = [
+            "exec", pod, "--", "timeout", "20", "wget", "-q", "-O", "-", &url,
+        ];
+        self.kubectl(&words).await
     }
 }
 

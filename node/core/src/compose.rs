@@ -117,6 +117,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (conditions_writer, conditions) = event::value();
     let (may_have_pods_writer, may_have_pods) = event::value();
     let (pod_network_writer, pod_network) = event::value();
+    let (network_policy_writer, network_policy) = event::value();
     let (packet_filter_writer, packet_filter) = event::value();
     let (book, learned) = AddressBook::new(tls::wall_clock());
     let refusals_writer = Arc::new(refusals_writer);
@@ -226,6 +227,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             view: view.clone(),
             learned: learned.clone(),
             address: address.clone(),
+            pod_network: pod_network.clone(),
+            network_policy,
             packet_filter: packet_filter_writer,
         }),
         kubernetes: Arc::new(hearth_kubernetes::Worker {
@@ -245,6 +248,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             pod_network,
             machine: Default::default(),
             may_have_pods: may_have_pods_writer,
+            network_policy: network_policy_writer,
             conditions: conditions_writer,
         }),
         nodemgmt: Arc::new(nodemgmt::Worker {

@@ -15,7 +15,9 @@
 //! | [`reconciler`] | on controllers: the objects that Hearth maintains in a cluster |
 //! | [`labels`] | synchronization of labels to Kubernetes nodes |
 //! | [`settings`] | on controllers: the cluster's settings for Kubernetes |
-//! | [`services`] | on workers: starts DNS and volumes |
+//! | [`services`] | on workers: starts DNS, volumes and the receiver of the network policy |
+//! | [`policy`] | the way of network policies to the nodes |
+//! | [`hearth_network_policy`] | network policies as rules of the packet filter |
 //! | [`hearth_kubernetes_dns`] | on workers: DNS for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
 //! | [`containerd`] | the container runtime, and the images of the extension |
@@ -57,6 +59,7 @@ mod identities;
 pub mod kubeconfig;
 pub mod labels;
 pub mod mesh;
+mod policy;
 pub mod program;
 pub mod reconciler;
 mod services;
@@ -86,6 +89,7 @@ use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::extensions::{Extensions, Missing};
 use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
 use hearth_host::layout::Root;
+use hearth_network_policy::node::NodePolicy;
 use hearth_sys::tree;
 
 use calendar::CertificateClock;
@@ -132,6 +136,8 @@ pub struct Worker {
     /// Output, written by the supervisor of the worker role: whether pods may run, or may still be
     /// terminating.
     pub may_have_pods: Writer<PodsPossible>,
+    /// Output: the network policy of this node's pods; `None` while it is not known.
+    pub network_policy: Writer<Option<Arc<NodePolicy>>>,
     /// Output: the conditions of the assigned roles.
     pub conditions: Writer<Vec<NodeCondition>>,
 }
@@ -319,6 +325,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
     if !held {
         if gate.role == Role::Worker {
             gate.parts.may_have_pods.set(false);
+            gate.parts.network_policy.set(None);
         }
         gate.condition.set(RoleCondition::NotHeld);
         ctx.healthy();

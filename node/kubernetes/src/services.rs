@@ -1,6 +1,6 @@
-//! What a worker runs for its pods besides the kubelet: DNS and volumes.
+//! What a worker runs for its pods besides the kubelet: DNS, volumes and the network policy.
 //!
-//! Both are clients of the API servers with the node's own certificate, which has permissions for
+//! All are clients of the API servers with the node's own certificate, which has permissions for
 //! this only.
 
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use hearth_kubernetes_api::Client;
 use hearth_kubernetes_dns::{Dns, serve};
 
 use super::Worker;
+use super::policy::receive::{self, Receiver};
 use super::volumes::{self, Volumes};
 
 /// Starts them as children of this runnable. `client` uses the node's own certificate.
@@ -29,6 +30,11 @@ pub(crate) fn start(
     ctx.run("names", move |ctx| {
         hearth_kubernetes_dns::run(ctx, dns.clone())
     })?;
+    let receiver = Arc::new(Receiver {
+        parts: parts.clone(),
+        client: client.clone(),
+    });
+    ctx.run("policy", move |ctx| receive::run(ctx, receiver.clone()))?;
     let (parts, client) = (parts.clone(), client.clone());
     ctx.run("volumes", move |ctx| {
         keep_volumes(ctx, parts.clone(), client.clone())

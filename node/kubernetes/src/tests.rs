@@ -90,6 +90,7 @@ impl Fake {
         let (learned_writer, learned) = event::value();
         let (network_writer, pod_network) = event::value();
         let (may_have_pods, _) = event::value();
+        let (network_policy, _) = event::value();
         let others = (member_writer, view_writer, learned_writer, network_writer);
         Self {
             _directory: directory,
@@ -110,6 +111,7 @@ impl Fake {
                 pod_network,
                 machine: worker::MachineLock::default(),
                 may_have_pods,
+                network_policy,
                 conditions: conditions_writer,
             }),
             roles,

@@ -138,7 +138,16 @@ impl Child {
     ///
     /// Must be called within a tokio runtime.
     pub async fn spawn(
+        command: Command,
+        on_line: impl FnMut(Stream, &str) + Send + 'static,
+    ) -> Result<Self, ChildError> {
+        Self::spawn_with_input(command, Stdio::null(), on_line).await
+    }
+
+    /// The same with another standard input.
+    pub async fn spawn_with_input(
         mut command: Command,
+        input: Stdio,
         on_line: impl FnMut(Stream, &str) + Send + 'static,
     ) -> Result<Self, ChildError> {
         let program = command.as_std().get_program().display().to_string();
@@ -147,7 +156,7 @@ impl Child {
             source,
         };
         command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);

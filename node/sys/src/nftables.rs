@@ -7,11 +7,14 @@
 //! program, because kube-proxy and the CNI plugins run it. It knows the binary form of every
 //! expression, which differs between kernels, and it names what is wrong in a script.
 
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -20,10 +23,8 @@ use crate::child::{Child, ChildError, Stream};
 const RUN_LIMIT: Duration = Duration::from_secs(40);
 /// Maximum number of quoted lines of an error.
 const MAX_QUOTED_LINES: usize = 8;
-/// Maximum size of rules that are read back.
+/// Maximum size of rules that are written, or read back.
 const MAX_RULES_BYTES: usize = 8 << 20;
-/// The longest argument that the kernel accepts is 128 KiB.
-const MAX_SCRIPT_BYTES: usize = 127 << 10;
 
 /// Why the rules cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +48,11 @@ pub enum NftablesError {
         /// The first lines of its messages.
         said: String,
     },
-    /// The script is too long for one transaction.
-    #[error("expected rules of at most {MAX_SCRIPT_BYTES} bytes, got {found}")]
+    /// The script cannot be passed to the program.
+    #[error("cannot keep a script in memory")]
+    Script(#[from] io::Error),
+    /// The script is too long.
+    #[error("expected rules of at most {MAX_RULES_BYTES} bytes, got {found}")]
     TooLong {
         /// The size of the script in bytes.
         found: usize,
@@ -79,33 +83,46 @@ impl Nftables {
 
     /// Applies a script, in the syntax of nft(8), as one transaction.
     pub async fn apply(&self, script: &str) -> Result<(), NftablesError> {
-        if script.len() > MAX_SCRIPT_BYTES {
+        if script.len() > MAX_RULES_BYTES {
             let found = script.len();
             return Err(NftablesError::TooLong { found });
         }
+        // Not an argument, which must not be longer than 128 KiB, and not a pipe, which somebody would
+        // have to write while the program reads.
+        let file = memfd_create("nft", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+        let mut file = File::from(file);
         // A statement ends with a line, or with a semicolon.
-        let script = format!("{script}\n");
-        self.run("apply", &[&script]).await.map(drop)
+        file.write_all(script.as_bytes())?;
+        file.write_all(b"\n")?;
+        file.rewind()?;
+        let script = Stdio::from(file);
+        self.run("apply", &["--file", "-"], script).await.map(drop)
     }
 
     /// The table of family `inet` as the kernel has it, without the values of counters.
     pub async fn table(&self, name: &str) -> Result<String, NftablesError> {
         let arguments = ["--stateless", "list", "table", "inet", name];
-        self.run("list table", &arguments).await
+        self.run("list table", &arguments, Stdio::null()).await
     }
 
     /// The same with the values of counters.
     pub async fn table_with_counters(&self, name: &str) -> Result<String, NftablesError> {
-        self.run("list table", &["list", "table", "inet", name])
-            .await
+        let arguments = ["list", "table", "inet", name];
+        self.run("list table", &arguments, Stdio::null()).await
     }
 
     /// The rules of all tables, with the values of counters.
     pub async fn ruleset(&self) -> Result<String, NftablesError> {
-        self.run("list ruleset", &["list", "ruleset"]).await
+        let arguments = ["list", "ruleset"];
+        self.run("list ruleset", &arguments, Stdio::null()).await
     }
 
-    async fn run(&self, task: &'static str, arguments: &[&str]) -> Result<String, NftablesError> {
+    async fn run(
+        &self,
+        task: &'static str,
+        arguments: &[&str],
+        input: Stdio,
+    ) -> Result<String, NftablesError> {
         let mut command = Command::new(&self.file);
         command.args(arguments).env_clear();
         command.env("PATH", self.file.parent().unwrap_or(Path::new("")));
@@ -115,7 +132,7 @@ impl Nftables {
             let mut output = lines.lock().unwrap_or_else(PoisonError::into_inner);
             output.take(stream, line);
         };
-        let mut child = Child::spawn(command, take).await?;
+        let mut child = Child::spawn_with_input(command, input, take).await?;
         let Ok(status) = timeout(RUN_LIMIT, child.wait()).await else {
             return Err(NftablesError::Late { task });
         };
@@ -178,9 +195,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_script_that_the_kernel_would_refuse_is_refused_by_size() {
-        let (_directory, nft) = script("exit 0");
-        let long = "x".repeat(MAX_SCRIPT_BYTES + 1);
+    async fn a_script_has_any_length_up_to_the_limit() {
+        let (_directory, nft) = script("test $(/usr/bin/wc -c) = 200001");
+        nft.apply(&"x".repeat(200_000)).await.unwrap();
+        let long = "x".repeat(MAX_RULES_BYTES + 1);
         let error = nft.apply(&long).await.unwrap_err();
         assert!(matches!(error, NftablesError::TooLong { .. }), "{error}");
     }

@@ -52,6 +52,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
     ensure!(said.await?.trim() == "server");
 
+    policies_isolate_pods(&kubernetes).await?;
     pods_are_confined_by_default(&kubernetes, &node).await?;
     host_ports_take_nothing(&kubernetes, &node).await?;
     let owner = cluster.owner().clone();
@@ -75,6 +76,33 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
+}
+
+/// A policy takes a connection away between two pods of a node, and another one gives it back.
+async fn policies_isolate_pods(kubernetes: &Kubernetes) -> Outcome {
+    let policy = |name: &str, ingress: Value| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": { "name": name },
+            "spec": {
+                "podSelector": { "matchLabels": { "app": "server" } },
+                "ingress": ingress,
+            },
+        })
+    };
+    kubernetes.create(&policy("nobody", json!([]))).await?;
+    kubernetes.reaches_not("client", "server").await?;
+    // A pod reaches itself all the same.
+    kubernetes.reaches("server", "server", "server").await?;
+    let client = json!([{
+        "from": [{ "podSelector": { "matchLabels": { "app": "client" } } }],
+        "ports": [{ "port": IMAGE_PORT }],
+    }]);
+    kubernetes.create(&policy("client", client)).await?;
+    kubernetes.reaches("client", "server", "server").await?;
+    let words = ["delete", "networkpolicies", "--all"];
+    kubernetes.kubectl(&words).await.map(drop)
 }
 
 /// A privileged pod is refused, until the owner says that the namespace may have them.

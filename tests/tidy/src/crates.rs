@@ -27,8 +27,9 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-enrolment", "api base host sys tpm", "curator"),
     ("hearth-kubernetes-api", "api base", ""),
     ("hearth-kubernetes-dns", "api base host kubernetes-api", ""),
+    ("hearth-network-policy", "api kubernetes-api sys", ""),
     // A worker gets its certificates from a real curator.
-    ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns sys", "curator"),
+    ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),
     ("hearth-ctl", "api", ""),
     ("hearth-image", "tpm", ""),

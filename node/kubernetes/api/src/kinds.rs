@@ -71,6 +71,13 @@ pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts
 pub const EVENTS: Kind = Kind::core("Event", "events");
 /// `Lease`.
 pub const LEASES: Kind = Kind::of("coordination.k8s.io", "Lease", "leases");
+/// `Role`.
+pub const ROLES: Kind = Kind::of(RBAC, "Role", "roles");
+/// `RoleBinding`.
+pub const ROLE_BINDINGS: Kind = Kind::of(RBAC, "RoleBinding", "rolebindings");
+/// `NetworkPolicy`.
+pub const NETWORK_POLICIES: Kind =
+    Kind::of("networking.k8s.io", "NetworkPolicy", "networkpolicies");
 /// `ClusterRole`.
 pub const CLUSTER_ROLES: Kind = Kind::of(RBAC, "ClusterRole", "clusterroles");
 /// `ClusterRoleBinding`.

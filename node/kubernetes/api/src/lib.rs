@@ -268,6 +268,11 @@ pub struct Objects {
 }
 
 impl Objects {
+    /// Their kind.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// Gets the object of this name; `None` if there is none.
     pub async fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
         let path = self.path(Some(name), "")?;

@@ -12,10 +12,9 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use hearth_base::event::Writer;
 use hearth_base::supervisor::{Failure, Outcome};
-use hearth_kubernetes_api::fields;
 use hearth_kubernetes_api::store::{Event, Kept, Known};
 use hearth_kubernetes_api::watch::{Which, watch};
-use hearth_kubernetes_api::{ApiError, Client, Watching, kinds};
+use hearth_kubernetes_api::{ApiError, Client, Watching, fields, kinds};
 
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 

@@ -6,7 +6,8 @@
 //! is no moment in which a role comes or goes without rules. Nodes whose image lacks the extension
 //! have no pods, forward nothing, and need none.
 //!
-//! The rules follow the addresses of the nodes. Each change replaces the whole table in one
+//! The rules follow the addresses of the nodes and the network policy of this node's pods, which the
+//! worker role receives ([`hearth_network_policy`]). Each change replaces the whole table in one
 //! transaction; connections are not affected. What is in the kernel is read back after each change
 //! and then regularly: a pod with the privileges to change it, or a program that flushes all
 //! tables, does not do so for long, and the log says that it was done.
@@ -26,12 +27,13 @@ use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::extensions::Extensions;
-use hearth_host::handover::{MemberData, PacketFilter};
+use hearth_host::handover::{MemberData, PacketFilter, PodNetwork};
+use hearth_network_policy::node::{Network, NodePolicy};
 use hearth_sys::nftables::{Nftables, NftablesError};
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use rules::{OWN_TCP, OWN_UDP};
-use rules::{Rules, TABLE};
+use rules::{Pods, Rules, TABLE};
 
 /// How often the rules in the kernel are compared with what they should be.
 const READ_EVERY: Duration = Duration::from_secs(30);
@@ -48,6 +50,10 @@ pub struct Worker {
     pub learned: Value<PeerAddresses>,
     /// Input: the address of this node.
     pub address: Value<IpAddr>,
+    /// Input: the network of this node's pods.
+    pub pod_network: Value<Option<PodNetwork>>,
+    /// Input: the network policy of this node's pods; `None` while it is not known.
+    pub network_policy: Value<Option<Arc<NodePolicy>>>,
     /// Output: set once the rules are in the kernel.
     pub packet_filter: Writer<PacketFilter>,
 }
@@ -68,9 +74,11 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let member = worker.member.watch().next().await?;
     let mut filter = Filter::new(Bundle::open(mounted)?.program(Binary::Nft));
     let mut peers = PeerWatcher::new(&member, &worker.view, &worker.learned, &worker.address);
+    let mut networks = worker.pod_network.watch();
+    let mut policies = worker.network_policy.watch();
     loop {
         let nodes = peers.known().addresses().into_values();
-        filter.set(Rules::of(nodes)).await?;
+        filter.set(Rules::of(nodes, pods(worker))).await?;
         if worker.packet_filter.value().get().is_none() {
             let nftables = filter.nftables.clone();
             let table = TABLE;
@@ -79,9 +87,19 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
         health.good();
         tokio::select! {
             news = peers.changed() => news?,
+            network = networks.next() => drop(network?),
+            policy = policies.next() => drop(policy?),
             () = sleep_until(filter.read_at) => filter.restore().await?,
         }
     }
+}
+
+fn pods(worker: &Worker) -> Option<Pods> {
+    let network = worker.pod_network.get().flatten()?;
+    Some(Pods {
+        network: Network::of(network.range)?,
+        policy: worker.network_policy.get().flatten(),
+    })
 }
 
 /// The table in the kernel.

@@ -1,4 +1,5 @@
-//! The rules as text, in the syntax of nft(8): a function of what the cluster's other nodes are.
+//! The rules as text, in the syntax of nft(8): a function of what the cluster's other nodes are, and of
+//! the network policy of this node's pods.
 //!
 //! A verdict of `accept` ends only the chain's own hook, so chains of kube-proxy and of the CNI
 //! plugins, which come later, still see the packet; `drop` and `reject` are final. A translation is
@@ -9,8 +10,11 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK, ports};
+use hearth_network_policy::node::{Network, NodePolicy};
+use hearth_network_policy::rules;
 
 use crate::mesh::{BRIDGE, LINK};
 
@@ -47,17 +51,29 @@ const REACHABLE_TCP: [u16; 2] = [ports::KUBERNETES, ports::KUBELET];
 pub(super) struct Rules {
     /// The IPv4 addresses of the cluster's nodes. Pods have no others.
     pub nodes: BTreeSet<Ipv4Addr>,
+    /// This node's pods, once they have a network.
+    pub pods: Option<Pods>,
+}
+
+/// The pods of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pods {
+    /// Their addresses.
+    pub network: Network,
+    /// Which connections they may have, once this is known.
+    pub policy: Option<Arc<NodePolicy>>,
 }
 
 impl Rules {
     /// For a cluster whose nodes have these addresses.
-    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>, pods: Option<Pods>) -> Self {
         let v4 = |address| match address {
             IpAddr::V4(address) => Some(address),
             IpAddr::V6(_) => None,
         };
         Self {
             nodes: addresses.into_iter().filter_map(v4).collect(),
+            pods,
         }
     }
 
@@ -67,6 +83,11 @@ impl Rules {
         sets += &set("own_udp", "inet_service", OWN_UDP);
         sets += &set("reachable_tcp", "inet_service", REACHABLE_TCP);
         sets += &set("nodes", "ipv4_addr", &self.nodes);
+        let policy = match &self.pods {
+            Some(Pods { network, policy }) => rules::text(*network, policy.as_deref()),
+            None => rules::nothing(),
+        };
+        let (policy_passing, policy_to_node) = (rules::PASSING, rules::TO_NODE);
         let pods = format!("{{ \"{BRIDGE}\", \"{LINK}\" }}");
         let inside = format!("{{ {POD_NETWORK}, {SERVICE_NETWORK} }}");
         format!(
@@ -106,6 +127,8 @@ table inet {TABLE} {{
 		jump own_ports
 	}}
 
+	# What the cluster's network policies permit to this node's pods.
+{policy}
 	# What pods may reach on nodes.
 	chain from_pods {{
 		meta l4proto icmp accept
@@ -118,8 +141,9 @@ table inet {TABLE} {{
 	chain to_this_node {{
 		type filter hook input priority filter - 10; policy accept;
 		iifname != {pods} accept
-		ct state established,related accept
 		ip daddr {POD_NETWORK} meta l4proto {{ tcp, udp }} th dport 53 accept
+		jump {policy_to_node}
+		ct state established,related accept
 		jump from_pods
 	}}
 
@@ -129,6 +153,7 @@ table inet {TABLE} {{
 	chain passing {{
 		type filter hook forward priority filter - 10; policy accept;
 		oifname != {pods} ip daddr {inside} counter reject with icmpx admin-prohibited
+		jump {policy_passing}
 		ct state established,related accept
 		oifname {pods} iifname {pods} accept
 		oifname {pods} ct status dnat accept

@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use hearth_network_policy::node::{Block, Isolation, Peers, Ports, Rule};
+use hearth_network_policy::objects::Protocol;
 use nix::sched::{CloneFlags, setns};
 
 use super::*;
@@ -26,6 +28,9 @@ use crate::testing;
 const CONNECTS: Duration = Duration::from_secs(10);
 /// How long is waited for one that is not, where nothing answers.
 const SILENCE: Duration = Duration::from_secs(1);
+
+/// Whether rules see packets that pass a bridge.
+const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
 const NODE: &str = "node";
 const ONE: &str = "one";
@@ -96,6 +101,8 @@ impl Net {
         );
         net.inside(NODE, || {
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+            // As on a node, if this kernel can filter what passes a bridge.
+            let _ = std::fs::write(BRIDGED, "1");
         });
         Some(net)
     }
@@ -148,6 +155,30 @@ impl Net {
                 let Ok(mut stream) = stream else { return };
                 let peer = stream.peer_addr().map(|peer| peer.ip().to_string());
                 let _ = stream.write_all(format!("{namespace} {}", peer.unwrap()).as_bytes());
+            }
+        });
+    }
+
+    /// A connection from a namespace whose listener sends back what it gets.
+    fn hold(&self, from: &str, to: [u8; 4], port: u16) -> TcpStream {
+        let to = SocketAddr::from((to, port));
+        self.inside(from, || TcpStream::connect_timeout(&to, CONNECTS).unwrap())
+    }
+
+    /// Whether the rules see packets between two pods of the node.
+    fn filters_bridges(&self) -> bool {
+        self.inside(NODE, || {
+            std::fs::read_to_string(BRIDGED).is_ok_and(|on| on.trim() == "1")
+        })
+    }
+
+    fn echo(&self, namespace: &'static str, address: [u8; 4], port: u16) {
+        let address = SocketAddr::from((address, port));
+        let listener = self.inside(namespace, || TcpListener::bind(address).unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else { return };
+                thread::spawn(move || io::copy(&mut &stream, &mut &stream));
             }
         });
     }
@@ -231,7 +262,15 @@ impl Net {
 }
 
 fn nodes() -> Rules {
-    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from))
+    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), None)
+}
+
+/// With this policy of the node's pods.
+fn with_policy(policy: Option<NodePolicy>) -> Rules {
+    let network = Network::of("10.208.3.0/24".parse().unwrap()).unwrap();
+    let policy = policy.map(Arc::new);
+    let pods = Pods { network, policy };
+    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), Some(pods))
 }
 
 #[tokio::test]
@@ -371,7 +410,7 @@ async fn pods_reach_a_list_of_ports_on_nodes() {
     net.answers(ONE, NEIGHBOUR, 7835);
     // The addresses of the nodes change.
     filter
-        .set(Rules::of([IpAddr::from(NODE_ADDRESS)]))
+        .set(Rules::of([IpAddr::from(NODE_ADDRESS)], None))
         .await
         .unwrap();
     net.answers(ONE, OTHER_NODE, 9100);
@@ -407,6 +446,116 @@ async fn nothing_for_pods_and_services_leaves_in_the_clear() {
     for from in [ONE, NODE] {
         assert!(answer(from).starts_with("far"));
     }
+}
+
+fn says(mut stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(CONNECTS))?;
+    stream.write_all(b"?")?;
+    stream.read_exact(&mut [0])
+}
+
+/// A pod that may be isolated, and one that is not.
+fn isolated(ingress: Vec<Rule>, egress: Vec<Rule>) -> NodePolicy {
+    let isolation = Isolation {
+        ingress: Some(0),
+        egress: Some(1),
+    };
+    NodePolicy {
+        enforced: true,
+        pods: [
+            (POD_ONE.into(), isolation),
+            ([10, 208, 3, 3].into(), Isolation::default()),
+        ]
+        .into(),
+        chains: vec![ingress, egress],
+        sets: vec![[Ipv4Addr::from(POD_FAR)].into()],
+    }
+}
+
+fn permit(peers: Peers, ports: &[(u16, u16)]) -> Rule {
+    let ports = Ports::new(Protocol::Tcp, ports.to_vec());
+    let ports = Some(ports).filter(|ports| !ports.ranges.is_empty());
+    Rule { peers, ports }
+}
+
+#[tokio::test]
+async fn policies_hold_for_each_packet_of_a_pod() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    for port in [80, 81, 85] {
+        net.listen(ONE, POD_ONE, port);
+        net.listen(OUTSIDE, NEIGHBOUR, port);
+    }
+    net.listen(TWO, [10, 208, 3, 3], 80);
+    net.listen(NODE, GATEWAY, 53);
+    net.listen(NODE, NODE_ADDRESS, 6443);
+    net.echo(ONE, POD_ONE, 7);
+    net.echo(OUTSIDE, NEIGHBOUR, 7);
+    let service = "table ip services { chain c { type nat hook prerouting priority dstnat;
+                   ip daddr 10.224.0.7 tcp dport 80 dnat to 10.208.3.2:80; }; }";
+    filter.nftables.apply(service).await.unwrap();
+    // Without policies in the cluster.
+    filter
+        .set(with_policy(Some(NodePolicy::default())))
+        .await
+        .unwrap();
+    for port in [80, 81] {
+        net.answers(FAR, POD_ONE, port);
+        net.answers(ONE, NEIGHBOUR, port);
+    }
+    net.answers(ONE, NODE_ADDRESS, 6443);
+    net.answers(TWO, [10, 224, 0, 7], 80);
+    let (to, from) = (net.hold(FAR, POD_ONE, 7), net.hold(ONE, NEIGHBOUR, 7));
+    says(&to).unwrap();
+    says(&from).unwrap();
+
+    let block = Peers::Block(Block {
+        network: Network::of("192.0.2.0/24".parse().unwrap()).unwrap(),
+        except: vec![Network::of("192.0.2.1/32".parse().unwrap()).unwrap()],
+    });
+    let ports = [(80, 80), (84, 90), (86, 86)];
+    let policy = isolated(
+        vec![permit(Peers::Set(0), &ports)],
+        vec![permit(block, &ports)],
+    );
+    filter.set(with_policy(Some(policy.clone()))).await.unwrap();
+    for port in [80, 85] {
+        net.answers(FAR, POD_ONE, port);
+        net.answers(ONE, NEIGHBOUR, port);
+    }
+    net.refused(FAR, POD_ONE, 81);
+    if net.filters_bridges() {
+        net.refused(TWO, [10, 224, 0, 7], 80);
+    }
+    net.refused(ONE, NEIGHBOUR, 81);
+    net.refused(ONE, POD_FAR, 80);
+    net.refused(ONE, NODE_ADDRESS, 6443);
+    // Connections that existed have ended.
+    says(&to).unwrap_err();
+    says(&from).unwrap_err();
+    // Itself, the resolver, and the probes of the node.
+    net.answers(ONE, POD_ONE, 81);
+    net.answers(ONE, GATEWAY, 53);
+    net.answers(NODE, POD_ONE, 81);
+    // A pod that the policy does not know yet.
+    let two = Ipv4Addr::from([10, 208, 3, 3]);
+    let mut without_two = policy;
+    without_two.pods.remove(&two);
+    filter.set(with_policy(Some(without_two))).await.unwrap();
+    net.silent(TWO, NEIGHBOUR, 80);
+    net.silent(FAR, two.octets(), 80);
+
+    // It may connect to everyone, and nobody to it: answers pass.
+    let policy = isolated(Vec::new(), vec![permit(Peers::Any, &[])]);
+    filter.set(with_policy(Some(policy))).await.unwrap();
+    net.answers(ONE, NEIGHBOUR, 81);
+    net.answers(ONE, NODE_ADDRESS, 6443);
+    net.refused(FAR, POD_ONE, 80);
+    // Before anything is known of the cluster's policies.
+    filter.set(with_policy(None)).await.unwrap();
+    net.silent(ONE, NEIGHBOUR, 80);
+    net.silent(FAR, POD_ONE, 80);
+    net.answers(ONE, GATEWAY, 53);
 }
 
 #[tokio::test]

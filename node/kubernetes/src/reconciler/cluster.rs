@@ -6,6 +6,7 @@ use hearth_agent::View;
 use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
+use hearth_network_policy::node::Network;
 
 use super::nodes::{Cluster, Member};
 
@@ -61,6 +62,7 @@ fn of_view(view: &View) -> Cluster {
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
             gateway: node.networking.map(|part| part.range.gateway()),
+            network: (node.networking).and_then(|part| Network::of(part.range.cidr())),
         }
     };
     Cluster {

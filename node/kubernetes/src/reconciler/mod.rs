@@ -7,6 +7,8 @@
 //! | `controller` | runs all of this on a controller |
 //! | `cluster` | nodes and configuration, from the curators |
 //! | [`objects`] | the desired objects: permissions of nodes, classes, the DNS service |
+//! | `policies` | the network policy of each worker |
+//! | `seen` | the watched objects |
 //! | [`nodes`] | which Node objects are removed, and the labels of the others |
 //! | [`volumes::plan`] | which volumes are created and removed |
 //!
@@ -25,6 +27,8 @@ pub(crate) mod controller;
 pub mod lease;
 pub mod nodes;
 pub mod objects;
+mod policies;
+mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -34,24 +38,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::{BoxStream, StreamExt as _, select_all};
+use futures::stream::{StreamExt as _, select_all};
 use hearth_api::identity::NodeId;
 use hearth_base::event::{Closed, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_kubernetes_api::fields::{Claim, Node, Object, Volume};
-use hearth_kubernetes_api::kinds::{self, Kind};
-use hearth_kubernetes_api::store::{Event, Full, Kept, Known};
-use hearth_kubernetes_api::watch::{Which, watch};
-use hearth_kubernetes_api::{ApiError, Client, Objects, Watching};
+use hearth_kubernetes_api::{ApiError, Client, Objects, Watching, kinds};
+use hearth_network_policy::node::MAX_BYTES;
 use http::StatusCode;
-use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
+use super::policy;
 use super::program::Progress;
 use super::volumes::plan::{self, Going, Refusal};
 use lease::Competitor;
 use nodes::{Cluster, Patience};
 use objects::NAMESPACE;
+use seen::{Seen, Sources};
 
 /// Name of the lease of the leader.
 const LEASE: &str = "hearth-reconciler";
@@ -145,77 +147,29 @@ async fn compete(reconciler: &Reconciler, client: Client, watching: &Watching<'_
     }
 }
 
-/// The watched objects.
-#[derive(Default)]
-struct Seen {
-    nodes: Known<Node>,
-    claims: Known<Claim>,
-    volumes: Known<Volume>,
-}
-
-/// An event of one of the watches.
-enum News {
-    Nodes(Event<Node>),
-    Claims(Event<Claim>),
-    Volumes(Event<Volume>),
-}
-
-impl Seen {
-    fn take(&mut self, news: News) {
-        match news {
-            News::Nodes(event) => self.nodes.take(event),
-            News::Claims(event) => self.claims.take(event),
-            News::Volumes(event) => self.volumes.take(event),
-        };
-    }
-}
-
-/// Watches one kind of objects.
-fn followed<'a, O, T>(
-    (client, watching): (&Client, &'a Watching<'a>),
-    kind: Kind,
-    read: fn(O) -> Option<T>,
-    full: Full,
-    news: fn(Event<T>) -> News,
-) -> BoxStream<'a, News>
-where
-    O: Object + DeserializeOwned + 'a,
-    T: Kept + Send + 'a,
-{
-    let told = watch(client.all(kind), Which::All, read, full);
-    let told = told.filter_map(move |told| async move {
-        match told {
-            Ok(event) => Some(news(event)),
-            Err(error) => {
-                watching.failed(kind.plural, &error);
-                None
-            }
-        }
-    });
-    told.boxed()
-}
-
 /// Reconciles while this controller is the leader. Returns only on an error.
 async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
     let mut seen = Seen::default();
-    let source = (&client, watching);
-    let full = seen.nodes.full();
-    let nodes = followed(source, kinds::NODES, Some, full, News::Nodes);
-    let full = seen.claims.full();
-    let claims = followed(source, kinds::CLAIMS, plan::waiting, full, News::Claims);
-    let full = seen.volumes.full();
-    let volumes = followed(source, kinds::VOLUMES, Some, full, News::Volumes);
-    let mut news = select_all([nodes, claims, volumes]).ready_chunks(MAX_NEWS_PER_ROUND);
+    let sources = Sources {
+        client: &client,
+        watching,
+    };
+    let mut news = select_all(sources.all(&seen)).ready_chunks(MAX_NEWS_PER_ROUND);
     let mut clusters = reconciler.cluster.watch();
     let mut cluster = None;
-    let mut rounds = Rounds::new(reconciler, client);
+    let mut rounds = Rounds::new(reconciler, client.clone());
     loop {
         tokio::select! {
             told = news.next() => {
                 let told = told.ok_or_else(|| Failure::msg("the watches ended"))?;
-                told.into_iter().for_each(|news| seen.take(news));
+                for news in told {
+                    rounds.policies_due |= seen.take(news);
+                }
             }
-            newer = next(&mut clusters) => cluster = Some(newer?),
+            newer = next(&mut clusters) => {
+                cluster = Some(newer?);
+                rounds.policies_due = true;
+            }
             () = sleep_until(rounds.next) => {}
         }
         rounds.constants().await;
@@ -248,6 +202,8 @@ struct Rounds<'a> {
     /// Which volumes each node may release; initially unknown: an earlier leader may have left
     /// permissions.
     going: Option<Going>,
+    /// Something has changed on which network policies depend.
+    policies_due: bool,
     /// Refused claims for which an event has been written.
     refused: BTreeSet<(String, String)>,
     failed: bool,
@@ -266,6 +222,7 @@ impl<'a> Rounds<'a> {
             workers: None,
             servers: None,
             going: None,
+            policies_due: true,
             refused: BTreeSet::new(),
             failed: false,
             again: None,
@@ -283,7 +240,9 @@ impl<'a> Rounds<'a> {
         // Permissions are applied again only if there are any.
         self.going.take_if(|going| !going.is_empty());
         let mut missing = None;
-        for wanted in objects::constant().into_iter().chain(admission::policies()) {
+        let constant = objects::constant().into_iter();
+        let constant = constant.chain(policies::constant());
+        for wanted in constant.chain(admission::policies()) {
             let applied = wanted.apply(&self.client).await;
             let object = format!("{} {}", wanted.kind.name, wanted.name());
             if let Err(error) = &applied {
@@ -320,6 +279,48 @@ impl<'a> Rounds<'a> {
         let going = std::mem::take(&mut work.going);
         self.follow_going(going, &there).await;
         self.follow_volumes(work).await;
+        self.follow_policies(cluster, seen).await
+    }
+
+    /// Publishes the network policy of each worker; returns whether all of it is known.
+    async fn follow_policies(&mut self, cluster: &Cluster, seen: &Seen) -> bool {
+        let (Some(pods), Some(namespaces), Some(policies), Some(published)) = (
+            seen.pods.all(),
+            seen.namespaces.all(),
+            seen.policies.all(),
+            seen.published.all(),
+        ) else {
+            return false;
+        };
+        if !self.policies_due {
+            return true;
+        }
+        let mut done = true;
+        let workers = cluster.nodes.iter().filter(|(_, member)| member.worker);
+        let networks = workers.filter_map(|(node, member)| Some((*node, member.network?)));
+        let objects = hearth_network_policy::plan::Objects {
+            pods,
+            namespaces,
+            policies,
+        };
+        let planned = hearth_network_policy::plan::plan(objects, &networks.collect());
+        let work = policies::work(&planned, published);
+        for wanted in work.write {
+            let applied = wanted.apply(&self.client).await;
+            done &= self.done("publish the network policy of a node", applied);
+        }
+        let maps = self.client.within(policy::NAMESPACE, kinds::CONFIG_MAPS);
+        for name in work.remove {
+            let removed = gone(&maps, &name).await;
+            done &= self.done("remove the network policy of a node", removed);
+        }
+        for (node, bytes) in work.too_large {
+            tracing::warn!(
+                "the network policy of node {node} is too large: {bytes} bytes, the limit is \
+                 {MAX_BYTES}; the node keeps the one that it has, and new pods have no network"
+            );
+        }
+        self.policies_due = !done;
         true
     }
 

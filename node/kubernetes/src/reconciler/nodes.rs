@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_kubernetes_api::fields::Node;
+use hearth_network_policy::node::Network;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -46,6 +47,8 @@ pub struct Member {
     pub labels: BTreeMap<String, String>,
     /// Gateway address of its pod network, if it has one.
     pub gateway: Option<Ipv4Addr>,
+    /// The addresses of its pods.
+    pub network: Option<Network>,
 }
 
 /// The changes that are needed.
@@ -169,6 +172,7 @@ mod tests {
         Member {
             worker: true,
             gateway: Some([10, 208, last, 1].into()),
+            network: None,
             ..Member::default()
         }
     }

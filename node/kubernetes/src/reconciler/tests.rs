@@ -14,6 +14,7 @@ use hearth_host::pki::kubernetes::Certificate;
 use hearth_kubernetes_api::kinds::{self, Kind};
 use hearth_kubernetes_api::{ApiError, Client, Objects};
 use hearth_kubernetes_dns::Dns;
+use hearth_network_policy::node::{Network, NodePolicy};
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
 use http::StatusCode;
@@ -120,6 +121,7 @@ fn worker(last: u8, labels: &[(&str, &str)]) -> Member {
         controller: false,
         labels: labels.iter().map(owned).collect(),
         gateway: Some(Ipv4Addr::new(10, 208, last, 1)),
+        network: Network::of(format!("10.208.{last}.0/24").parse().unwrap()),
     }
 }
 
@@ -156,6 +158,7 @@ async fn with_a_real_control_plane() {
     only_workers_get_pods(&plane, &kube).await;
     ports_of_nodes_are_no_host_ports(&kube).await;
     private_directories_are_no_host_paths(&kube).await;
+    policies_reach_the_nodes(&plane, &kube).await;
     volumes_come_and_go_with_claims(&plane, &kube, &volumes).await;
     let constants = Arc::new(event::value().0);
     let second = reconciler(&plane, 2, &writer, &volumes, &constants);
@@ -524,6 +527,48 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
     assert!(told["message"].as_str().unwrap().contains("ReadWriteMany"));
     agent.stop().await;
     nodes_have_no_more_rights_than_they_need(plane).await;
+}
+
+/// What a node reads of the policies of the cluster.
+async fn published(kube: &Client, node: NodeId) -> Option<NodePolicy> {
+    let maps = kube.within("hearth-network-policy", kinds::CONFIG_MAPS);
+    let map = found(&maps, &node.to_string()).await?;
+    NodePolicy::parse(map["data"]["policy"].as_str()?).ok()
+}
+
+async fn policies_reach_the_nodes(plane: &testing::Cluster, kube: &Client) {
+    let node = plane.client(&Certificate::Node(id(1)));
+    eventually("nodes without policies", async || {
+        (published(&node, id(1)).await? == NodePolicy::default()).then_some(())
+    })
+    .await;
+    let policies = kube.within("default", kinds::NETWORK_POLICIES);
+    let policy = json!({ "metadata": { "name": "deny" }, "spec": { "podSelector": {} } });
+    policies.create(policy).await.unwrap();
+    eventually("a policy on the node", async || {
+        published(&node, id(1)).await?.enforced.then_some(())
+    })
+    .await;
+    // What somebody changes by hand is written again.
+    let maps = "hearth-network-policy";
+    let open = json!({ "data": { "policy": NodePolicy::default().to_text() } });
+    let name = id(1).to_string();
+    denied(
+        node.within(maps, kinds::CONFIG_MAPS)
+            .merge(&name, &open)
+            .await,
+    );
+    let maps = kube.within(maps, kinds::CONFIG_MAPS);
+    maps.merge(&name, &open).await.unwrap();
+    eventually("the policy on the node again", async || {
+        published(&node, id(1)).await?.enforced.then_some(())
+    })
+    .await;
+    policies.delete("deny").await.unwrap();
+    eventually("no policy on the node", async || {
+        (!published(&node, id(1)).await?.enforced).then_some(())
+    })
+    .await;
 }
 
 fn denied<T: std::fmt::Debug>(result: Result<T, ApiError>) {

@@ -8,6 +8,7 @@
 //! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
 //! | `kube-proxy` | client, address, ready servers | its progress |
 //! | `names`, `volumes` | client, pod network | – |
+//! | `policy` | client | the network policy of this node |
 //! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | ready servers |
 //!
 //! Each restarts independently, and waits for its inputs: the start order follows from the values.

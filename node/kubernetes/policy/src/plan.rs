@@ -1,0 +1,296 @@
+//! From all objects of a cluster to what each node enforces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use hearth_api::identity::NodeId;
+use hearth_kubernetes_api::store::Key;
+
+use super::node::{Block, Isolation, Network, NodePolicy, Peers, Ports, Rule};
+use super::objects::{
+    Direction, NamedPort, Namespace, PeerRule, Pod, Policy, Port, PortRule, Protocol,
+};
+
+/// The objects of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Objects<'a> {
+    /// The pods with addresses of their own.
+    pub pods: &'a BTreeMap<Key, Pod>,
+    /// The namespaces.
+    pub namespaces: &'a BTreeMap<Key, Namespace>,
+    /// The policies.
+    pub policies: &'a BTreeMap<Key, Policy>,
+}
+
+/// What each of these nodes enforces. A pod counts only if its address is in the network of its node:
+/// a node could report the address of another one's pod for one of its own.
+pub fn plan(
+    objects: Objects<'_>,
+    nodes: &BTreeMap<NodeId, Network>,
+) -> BTreeMap<NodeId, NodePolicy> {
+    let open = || (nodes.keys().copied()).map(|node| (node, NodePolicy::default()));
+    if objects.policies.is_empty() {
+        return open().collect();
+    }
+    let is_there = |pod: &Pod| {
+        let network = nodes.get(&pod.node);
+        network.is_some_and(|network| network.contains(pod.address))
+    };
+    let pods = objects.pods.iter().filter(|(_, pod)| is_there(pod));
+    let mut planner = Planner {
+        objects,
+        pods: pods
+            .map(|((namespace, _), pod)| (&namespace[..], pod))
+            .collect(),
+        chains: BTreeMap::new(),
+    };
+    let mut all: BTreeMap<NodeId, Draft> = (nodes.keys().copied())
+        .map(|node| (node, Draft::default()))
+        .collect();
+    for (namespace, pod) in planner.pods.clone() {
+        let ingress = planner.chain(Direction::Ingress, namespace, pod);
+        let egress = planner.chain(Direction::Egress, namespace, pod);
+        if let Some(draft) = all.get_mut(&pod.node) {
+            draft.add(pod.address, ingress, egress);
+        }
+    }
+    let all = all.into_iter().map(|(node, draft)| (node, draft.policy));
+    all.collect()
+}
+
+/// A rule whose addresses are not in a set yet.
+type Planned = (PlannedPeers, Option<Ports>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PlannedPeers {
+    Any,
+    Pods(BTreeSet<Ipv4Addr>),
+    Block(Block),
+}
+
+/// What the rules of a pod depend on: the policies, by their places, and for ports with names in
+/// ingress rules the pod's own ports.
+type Cause = (Direction, Vec<usize>, Vec<(String, Protocol, u16)>);
+
+struct Planner<'a> {
+    objects: Objects<'a>,
+    /// Namespace and pod.
+    pods: Vec<(&'a str, &'a Pod)>,
+    /// Many pods have the same rules.
+    chains: BTreeMap<Cause, Vec<Planned>>,
+}
+
+impl Planner<'_> {
+    /// The permitted connections of a pod; `None` if no policy isolates it.
+    fn chain(&mut self, direction: Direction, namespace: &str, pod: &Pod) -> Option<Vec<Planned>> {
+        let applies = |((of, _), policy): &(&Key, &Policy)| {
+            of == namespace
+                && policy.isolates(direction)
+                && policy.pod_selector.matches(&pod.labels)
+        };
+        let policies = self.objects.policies.iter().enumerate();
+        let policies: Vec<(usize, &Policy)> = policies
+            .filter(|(_, it)| applies(it))
+            .map(|(place, (_, policy))| (place, policy))
+            .collect();
+        if policies.is_empty() {
+            return None;
+        }
+        let own_ports = match direction {
+            Direction::Ingress => &pod.ports[..],
+            Direction::Egress => &[],
+        };
+        let own_ports = own_ports.iter();
+        let cause = (
+            direction,
+            policies.iter().map(|(place, _)| *place).collect(),
+            own_ports
+                .map(|it| (it.name.clone(), it.protocol, it.number))
+                .collect(),
+        );
+        if let Some(chain) = self.chains.get(&cause) {
+            return Some(chain.clone());
+        }
+        let mut chain = Vec::new();
+        for (_, policy) in policies {
+            for (peers, ports) in policy.rules(direction) {
+                for peers in self.peers(namespace, peers) {
+                    for rule in self.rules(direction, pod, peers, ports) {
+                        if !chain.contains(&rule) {
+                            chain.push(rule);
+                        }
+                    }
+                }
+            }
+        }
+        self.chains.insert(cause, chain.clone());
+        Some(chain)
+    }
+
+    /// The other ends that the peers of a rule select.
+    fn peers(&self, namespace: &str, peers: &[PeerRule]) -> Vec<PlannedPeers> {
+        if peers.is_empty() {
+            return vec![PlannedPeers::Any];
+        }
+        let mut pods = BTreeSet::new();
+        let mut all = Vec::new();
+        for peer in peers {
+            match &peer.ip_block {
+                Some(block) => {
+                    // One of IPv6 has no pod in it.
+                    let network = Network::of(block.cidr);
+                    let except = block
+                        .except
+                        .iter()
+                        .copied()
+                        .filter_map(Network::of)
+                        .collect();
+                    all.extend(
+                        network.map(|network| PlannedPeers::Block(Block { network, except })),
+                    );
+                }
+                None => pods.extend(self.selected(namespace, peer)),
+            }
+        }
+        if !pods.is_empty() {
+            all.push(PlannedPeers::Pods(pods));
+        }
+        all
+    }
+
+    /// The addresses of the pods that a peer without a block selects.
+    fn selected(&self, own: &str, peer: &PeerRule) -> BTreeSet<Ipv4Addr> {
+        let nobody = peer.pod_selector.is_none() && peer.namespace_selector.is_none();
+        let namespaces = &self.objects.namespaces;
+        let matches = |(namespace, pod): &&(&str, &Pod)| {
+            let in_namespace = match &peer.namespace_selector {
+                None => *namespace == own,
+                Some(selector) => {
+                    let key = (String::new(), (*namespace).to_owned());
+                    let found = namespaces.get(&key);
+                    found.is_some_and(|it| selector.matches(&it.labels))
+                }
+            };
+            let selector = peer.pod_selector.as_ref();
+            in_namespace && selector.is_none_or(|selector| selector.matches(&pod.labels))
+        };
+        let pods = self.pods.iter().filter(|_| !nobody).filter(matches);
+        pods.map(|(_, pod)| pod.address).collect()
+    }
+
+    /// Rules for these peers, with the ports of a rule.
+    fn rules(
+        &self,
+        direction: Direction,
+        pod: &Pod,
+        peers: PlannedPeers,
+        ports: &[PortRule],
+    ) -> Vec<Planned> {
+        if ports.is_empty() {
+            return vec![(peers, None)];
+        }
+        let mut ranges: BTreeMap<Protocol, Vec<(u16, u16)>> = BTreeMap::new();
+        let mut elsewhere = Vec::new();
+        for rule in ports {
+            let of = ranges.entry(rule.protocol).or_default();
+            match (&rule.port, direction) {
+                (None, _) => of.push(Ports::ALL),
+                (Some(Port::Number(first)), _) => {
+                    of.push((*first, rule.end_port.unwrap_or(*first)));
+                }
+                (Some(Port::Name(name)), Direction::Ingress) => {
+                    of.extend(numbers(&pod.ports, name, rule.protocol).map(|it| (it, it)));
+                }
+                (Some(Port::Name(name)), Direction::Egress) => {
+                    elsewhere.extend(self.named(&peers, name, rule.protocol));
+                }
+            }
+        }
+        let ranges = ranges.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let rules =
+            ranges.map(|(protocol, ranges)| (peers.clone(), Some(Ports::new(protocol, ranges))));
+        rules.chain(elsewhere).collect()
+    }
+
+    /// Rules for a port with a name: the pods among the peers that have it, by its number.
+    fn named(&self, peers: &PlannedPeers, name: &str, protocol: Protocol) -> Vec<Planned> {
+        let is_peer = |pod: &Pod| match peers {
+            PlannedPeers::Any => true,
+            PlannedPeers::Pods(pods) => pods.contains(&pod.address),
+            PlannedPeers::Block(block) => block.contains(pod.address),
+        };
+        let mut by_number: BTreeMap<u16, BTreeSet<Ipv4Addr>> = BTreeMap::new();
+        for (_, pod) in self.pods.iter().filter(|(_, pod)| is_peer(pod)) {
+            for number in numbers(&pod.ports, name, protocol) {
+                by_number.entry(number).or_default().insert(pod.address);
+            }
+        }
+        let rule = |(number, pods)| {
+            let ports = Ports::new(protocol, vec![(number, number)]);
+            (PlannedPeers::Pods(pods), Some(ports))
+        };
+        by_number.into_iter().map(rule).collect()
+    }
+}
+
+/// The numbers of the ports with this name.
+fn numbers(ports: &[NamedPort], name: &str, protocol: Protocol) -> impl Iterator<Item = u16> {
+    let named = ports.iter();
+    let named = named.filter(move |port| port.name == name && port.protocol == protocol);
+    named.map(|port| port.number)
+}
+
+/// What a node enforces, while pods are added.
+struct Draft {
+    policy: NodePolicy,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        Self {
+            policy: NodePolicy {
+                enforced: true,
+                ..NodePolicy::default()
+            },
+        }
+    }
+}
+
+impl Draft {
+    fn add(
+        &mut self,
+        address: Ipv4Addr,
+        ingress: Option<Vec<Planned>>,
+        egress: Option<Vec<Planned>>,
+    ) {
+        let isolation = Isolation {
+            ingress: ingress.map(|rules| self.chain(rules)),
+            egress: egress.map(|rules| self.chain(rules)),
+        };
+        self.policy.pods.insert(address, isolation);
+    }
+
+    fn chain(&mut self, rules: Vec<Planned>) -> usize {
+        let rules = rules.into_iter().map(|(peers, ports)| {
+            let peers = match peers {
+                PlannedPeers::Any => Peers::Any,
+                PlannedPeers::Block(block) => Peers::Block(block),
+                PlannedPeers::Pods(pods) => Peers::Set(place(&mut self.policy.sets, pods)),
+            };
+            Rule { peers, ports }
+        });
+        let rules = rules.collect();
+        place(&mut self.policy.chains, rules)
+    }
+}
+
+/// The place of a value in the list, which it is added to if it is not in it.
+fn place<T: PartialEq>(all: &mut Vec<T>, value: T) -> usize {
+    match all.iter().position(|it| *it == value) {
+        Some(place) => place,
+        None => {
+            all.push(value);
+            all.len() - 1
+        }
+    }
+}
