@@ -1,21 +1,25 @@
 //! The places for tests with machines: as many as may have some at the same time.
 //!
-//! The test harness starts all tests at once, and they wait here. A test with a cluster gets the next place before
-//! tests with one machine, because the clusters take longest; but while there are such tests only one cluster runs
-//! beside them, because its machines keep a small host busy by themselves. With Kubernetes even one machine does: where
-//! there are few places such a test goes first, and alone. Beside others it takes four times as long, and so do they.
+//! The test harness starts all tests at once, and they wait here, the first ones until the others have come
+//! ([`ALL_HAVE_COME`]). A test with a cluster gets the next place before tests with one machine, because the clusters
+//! take longest; but only one cluster runs at a time where there are few places, because its machines keep a small host
+//! busy by themselves. With Kubernetes even one machine does: such a test goes first, and alone. Beside others it takes
+//! four times as long, and so do they.
 
 use std::env;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
 /// The environment variable with the number of places; set by `cargo xtask test --jobs`.
 const JOBS: &str = "HEARTH_TEST_JOBS";
 
-/// Where there are more places, the host has enough CPUs for Kubernetes and other tests.
+/// Where there are more places, the host has enough CPUs for several clusters, or for Kubernetes and other tests.
 const FEW: usize = 2;
+/// From the first test that waits until places are given away: the harness takes some milliseconds to start all tests,
+/// and does not tell how many there are. If one comes later, only the order of the tests is another one.
+const ALL_HAVE_COME: Duration = Duration::from_secs(1);
 
 /// What a test has in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,8 @@ struct State {
     machines_waiting: usize,
     clusters_waiting: usize,
     kubernetes_waiting: usize,
+    /// When places are given away.
+    opens: Option<Instant>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -53,21 +59,22 @@ static STATE: Mutex<State> = Mutex::new(State {
     machines_waiting: 0,
     clusters_waiting: 0,
     kubernetes_waiting: 0,
+    opens: None,
 });
 static CHANGED: Condvar = Condvar::new();
 
 impl State {
     fn admits(&self, occupant: Occupant, places: usize) -> bool {
         let others = self.machines + self.clusters;
-        let goes_alone = places <= FEW;
+        let few = places <= FEW;
         let is_next = match occupant {
-            Occupant::Kubernetes => !goes_alone || others == 0,
-            _ if goes_alone && self.kubernetes + self.kubernetes_waiting > 0 => false,
-            Occupant::Cluster => self.clusters == 0 || self.machines_waiting == 0,
+            Occupant::Kubernetes => !few || others == 0,
+            _ if few && self.kubernetes + self.kubernetes_waiting > 0 => false,
+            Occupant::Cluster => self.clusters == 0 || !few && self.machines_waiting == 0,
             Occupant::Machines => self.clusters > 0 || self.clusters_waiting == 0,
         };
         let places = match occupant {
-            Occupant::Kubernetes if goes_alone => 1,
+            Occupant::Kubernetes if few => 1,
             _ => places,
         };
         is_next && others + self.kubernetes < places
@@ -99,8 +106,19 @@ impl Place {
         let places = places()?;
         let mut state = lock();
         *state.waiting(occupant) += 1;
-        while !state.admits(occupant, places) {
-            state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let opens = *state
+            .opens
+            .get_or_insert_with(|| Instant::now() + ALL_HAVE_COME);
+        loop {
+            let early = opens.saturating_duration_since(Instant::now());
+            state = match (early.is_zero(), state.admits(occupant, places)) {
+                (true, true) => break,
+                (true, false) => CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner),
+                (false, _) => {
+                    let waited = CHANGED.wait_timeout(state, early);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
         *state.waiting(occupant) -= 1;
         *state.admitted(occupant) += 1;
@@ -173,11 +191,12 @@ mod tests {
         assert!(state.admits(cluster, 1) && state.admits(machines, 1));
         state.clusters_waiting = 1;
         assert!(state.admits(cluster, 2) && !state.admits(machines, 2));
-        // A second cluster waits until no single machine does, and holds nobody up.
+        // A second cluster waits for the first one, or where there are places until no single machine waits, and holds
+        // nobody up.
         (state.clusters, state.machines_waiting) = (1, 1);
-        assert!(!state.admits(cluster, 2) && state.admits(machines, 2));
+        assert!(!state.admits(cluster, 4) && state.admits(machines, 2));
         state.machines_waiting = 0;
-        assert!(state.admits(cluster, 2));
+        assert!(!state.admits(cluster, 2) && state.admits(cluster, 4));
         state.machines = 1;
         assert!(!state.admits(cluster, 2) && !state.admits(machines, 2));
     }

@@ -2,9 +2,9 @@
 //!
 //! Users decide how many objects there are, and how large they are. What is kept of them is limited
 //! for each namespace ([`NAMESPACE_LIMIT`]), so that nobody who may write to one takes the memory of
-//! all nodes. The limit is none of all namespaces together: that would take the names of others.
-//! Objects of a namespace that is full are ignored, and the log says so; [`Full`] tells the watch to
-//! list again later, when there may be room for them.
+//! all nodes. There is no limit for all namespaces together: one of them could use it up, and the
+//! others would lose their names. Objects of a namespace that is full are ignored, and the log says so;
+//! [`Full`] tells the watch to list again later, when there may be room for them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl<T> Store<T> {
         &self.objects
     }
 
-    /// All objects.
+    /// The same by value.
     pub fn into_objects(self) -> BTreeMap<Key, T> {
         self.objects
     }

@@ -10,8 +10,8 @@
 //! | [`rules`] | the same in the syntax of nft(8) |
 //!
 //! One place computes this for all nodes, the reconciler, and each node reads its own part. So no node
-//! needs the pods, labels and namespaces of the others, and a node that was broken into does not
-//! learn more of them than the addresses that its own rules name.
+//! needs the pods of the others, with all that is in them: from the parts a node learns addresses and
+//! ports of pods, and nothing else.
 //!
 //! All of this is a function of its input: nothing here waits, or talks to anyone.
 //!
