@@ -52,7 +52,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
     ensure!(said.await?.trim() == "server");
 
-    policies_isolate_pods(&kubernetes).await?;
+    policies_isolate_pods(&kubernetes, &ip).await?;
     pods_are_confined_by_default(&kubernetes, &node).await?;
     host_ports_take_nothing(&kubernetes, &node).await?;
     let owner = cluster.owner().clone();
@@ -78,8 +78,9 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     test.passed()
 }
 
-/// A policy takes a connection away between two pods of a node, and another one gives it back.
-async fn policies_isolate_pods(kubernetes: &Kubernetes) -> Outcome {
+/// A policy takes a connection away between two pods of a node, and another one gives it back. `service` is the address
+/// of the server's service.
+async fn policies_isolate_pods(kubernetes: &Kubernetes, service: &str) -> Outcome {
     let policy = |name: &str, ingress: Value| {
         json!({
             "apiVersion": "networking.k8s.io/v1",
@@ -94,7 +95,7 @@ async fn policies_isolate_pods(kubernetes: &Kubernetes) -> Outcome {
     kubernetes.create(&policy("nobody", json!([]))).await?;
     kubernetes.reaches_not("client", "server").await?;
     // A pod reaches itself all the same.
-    kubernetes.reaches("server", "server", "server").await?;
+    kubernetes.reaches("server", service, "server").await?;
     let client = json!([{
         "from": [{ "podSelector": { "matchLabels": { "app": "client" } } }],
         "ports": [{ "port": IMAGE_PORT }],
