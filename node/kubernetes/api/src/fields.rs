@@ -32,10 +32,9 @@ pub struct Metadata {
 
 impl Metadata {
     fn bytes(&self) -> usize {
-        let maps = self.labels.iter().chain(&self.annotations);
-        let maps = maps.map(|(key, value)| 64 + key.len() + value.len());
+        let maps = self.labels.bytes() + self.annotations.bytes();
         let finalizers = self.finalizers.iter().map(|text| 24 + text.len());
-        size_of::<Self>() + maps.sum::<usize>() + finalizers.sum::<usize>()
+        size_of::<Self>() + maps + finalizers.sum::<usize>()
     }
 }
 
@@ -45,10 +44,12 @@ pub trait Object {
     fn metadata(&self) -> &Metadata;
 }
 
+/// Implements [`Object`] for types with a field `metadata`.
+#[macro_export]
 macro_rules! objects {
     ($($kind:ident),+) => {$(
-        impl Object for $kind {
-            fn metadata(&self) -> &Metadata {
+        impl $crate::fields::Object for $kind {
+            fn metadata(&self) -> &$crate::fields::Metadata {
                 &self.metadata
             }
         }

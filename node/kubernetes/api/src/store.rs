@@ -32,6 +32,15 @@ impl Kept for () {
     }
 }
 
+/// Labels, for example.
+impl Kept for BTreeMap<String, String> {
+    fn bytes(&self) -> usize {
+        self.iter()
+            .map(|(key, value)| 64 + key.len() + value.len())
+            .sum()
+    }
+}
+
 impl<T: Kept> Kept for Vec<T> {
     fn bytes(&self) -> usize {
         self.iter().map(Kept::bytes).sum()

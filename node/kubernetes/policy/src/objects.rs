@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 
 use hearth_api::identity::NodeId;
-use hearth_kubernetes_api::fields::{Metadata, Object};
+use hearth_kubernetes_api::fields::Metadata;
 use hearth_kubernetes_api::store::Kept;
 use hearth_sys::cidr::Cidr;
 use serde::{Deserialize, Serialize};
@@ -280,34 +280,18 @@ impl Policy {
     }
 }
 
-macro_rules! objects {
-    ($($object:ident),+) => {$(
-        impl Object for $object {
-            fn metadata(&self) -> &Metadata {
-                &self.metadata
-            }
-        }
-    )+};
-}
-objects!(PodObject, NamespaceObject, PolicyObject);
-
-fn label_bytes(labels: &Labels) -> usize {
-    let bytes = labels
-        .iter()
-        .map(|(key, value)| 64 + key.len() + value.len());
-    bytes.sum()
-}
+hearth_kubernetes_api::objects!(PodObject, NamespaceObject, PolicyObject);
 
 impl Kept for Pod {
     fn bytes(&self) -> usize {
         let ports = self.ports.iter().map(|port| 48 + port.name.len());
-        size_of::<Self>() + label_bytes(&self.labels) + ports.sum::<usize>()
+        size_of::<Self>() + self.labels.bytes() + ports.sum::<usize>()
     }
 }
 
 impl Kept for Namespace {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + label_bytes(&self.labels)
+        size_of::<Self>() + self.labels.bytes()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hearth_kubernetes_api::store::Kept as _;
 use serde::Deserialize;
 
 /// Labels by key.
@@ -40,12 +41,10 @@ impl Selector {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let labels = self.match_labels.iter();
-        let labels = labels.map(|(key, value)| 64 + key.len() + value.len());
         let texts = |it: &Requirement| it.values.iter().map(|text| 24 + text.len()).sum::<usize>();
         let all = self.match_expressions.iter();
         let all = all.map(|it| size_of::<Requirement>() + it.key.len() + texts(it));
-        labels.sum::<usize>() + all.sum::<usize>()
+        self.match_labels.bytes() + all.sum::<usize>()
     }
 }
 

@@ -18,7 +18,7 @@
 
 pub(crate) mod receive;
 
-use hearth_kubernetes_api::fields::{Metadata, Object};
+use hearth_kubernetes_api::fields::Metadata;
 use hearth_kubernetes_api::store::Kept;
 use serde::Deserialize;
 
@@ -48,11 +48,7 @@ impl ConfigMap {
     }
 }
 
-impl Object for ConfigMap {
-    fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
-}
+hearth_kubernetes_api::objects!(ConfigMap);
 
 /// The text of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -172,7 +172,6 @@ mod tests {
         Member {
             worker: true,
             gateway: Some([10, 208, last, 1].into()),
-            network: None,
             ..Member::default()
         }
     }
