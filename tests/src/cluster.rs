@@ -30,6 +30,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use futures::future::try_join_all;
 use hearth_api::client::Endpoint;
+use hearth_api::console::Milestone;
 use hearth_api::names;
 use hearth_api::operator::{self, ClusterStatus};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
@@ -99,7 +100,7 @@ impl Cluster {
             saved.restore(index, member)?;
             member.start().await?;
         }
-        try_join_all(members.iter().map(Member::home)).await?;
+        try_join_all(members.iter().map(Member::serves)).await?;
         let owner = members[0].vm()?.owned().await?;
         let owner = owner.at(curators(&network).await?)?;
         let cluster = Self {
@@ -677,6 +678,13 @@ impl Member {
     pub async fn home(&self) -> Outcome {
         let running = self.vm()?;
         running.home().await.with_context(|| self.name.clone())
+    }
+
+    /// Waits until it is HOME and its own curator listens. A member can be HOME by the curator of another before that.
+    async fn serves(&self) -> Outcome {
+        self.home().await?;
+        let curator = self.vm()?.reached(Milestone::Curator, bounds::SETTLED);
+        curator.await.map(drop).with_context(|| self.name.clone())
     }
 
     /// Powers it on and waits until it reports that it is HOME.
