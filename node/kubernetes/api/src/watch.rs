@@ -82,8 +82,36 @@ where
         pause: false,
     };
     unfold(follower, move |mut follower| async move {
-        Some((follower.next(read).await, follower))
+        Some((next(&mut follower, read).await, follower))
     })
+}
+
+/// The next event. What is in here is compiled for each kind of objects, the rest of this module once.
+async fn next<O, T>(follower: &mut Follower, read: fn(O) -> Option<T>) -> Result<Event<T>, ApiError>
+where
+    O: Object + DeserializeOwned,
+    T: Kept + Send,
+{
+    loop {
+        let mut all = Store::default();
+        let mut insert = |object: &RawValue| {
+            if let (key, Some(value)) = parse(object, read)? {
+                all.insert(key, value);
+            }
+            Ok(())
+        };
+        match follower.step(&mut insert).await? {
+            Step::Again => {}
+            Step::Listed => return Ok(Event::All(all)),
+            Step::Change(change, object) => {
+                let (key, value) = parse(&object, read).inspect_err(|_| follower.reopen())?;
+                return Ok(match (change, value) {
+                    (Change::Written, Some(value)) => Event::Changed(key, value),
+                    (Change::Written, None) | (Change::Deleted, _) => Event::Gone(key),
+                });
+            }
+        }
+    }
 }
 
 /// Key and kept part of an object.
@@ -120,109 +148,104 @@ enum State {
 /// The lines of a watch, each of which is an event.
 type Lines = BoxStream<'static, Result<String, ApiError>>;
 
-impl Follower {
-    async fn next<O, T>(&mut self, read: fn(O) -> Option<T>) -> Result<Event<T>, ApiError>
-    where
-        O: Object + DeserializeOwned,
-        T: Kept,
-    {
-        loop {
-            if self.pause {
-                self.pause = false;
-                sleep(RETRY_DELAY).await;
-            }
-            match self.step(read).await {
-                Ok(Some(event)) => return Ok(event),
-                Ok(None) => {}
-                // The version has been compacted: list again. This is not an error.
-                Err(error) if error.is(StatusCode::GONE) => {
-                    self.state = State::Unknown;
-                    self.pause = true;
-                }
-                Err(error) => {
-                    self.pause = true;
-                    return Err(error);
-                }
-            }
-        }
-    }
+/// Receives each object of a list.
+type Each<'a> = &'a mut (dyn FnMut(&RawValue) -> Result<(), ApiError> + Send);
 
-    /// One step: list, open a watch, or read an event. Safe to cancel.
-    async fn step<O, T>(&mut self, read: fn(O) -> Option<T>) -> Result<Option<Event<T>>, ApiError>
-    where
-        O: Object + DeserializeOwned,
-        T: Kept,
-    {
-        match &mut self.state {
-            State::Unknown => {
-                let (all, version) = list(&self.objects, &self.which, read).await?;
-                self.state = State::Known(version);
-                Ok(Some(Event::All(all)))
-            }
-            State::Known(version) => {
-                let lines = open(&self.objects, &self.which, version).await?;
-                self.state = State::Following(std::mem::take(version), lines);
-                Ok(None)
-            }
-            State::Following(version, lines) => {
-                let line = timeout(WATCH_ENDS_WITHIN, lines.next()).await;
-                let told = match line {
-                    Ok(Some(Ok(line))) => told(&line, version),
-                    // A server that ends each watch at once must not cause a busy loop.
-                    Ok(None) => {
-                        self.pause = true;
-                        self.state = match self.full.take() {
-                            true => State::Unknown,
-                            false => State::Known(std::mem::take(version)),
-                        };
-                        return Ok(None);
-                    }
-                    Ok(Some(Err(error))) => Err(error),
-                    Err(_) => Err(ApiError::Silent(WATCH_ENDS_WITHIN)),
-                };
-                let told = told.and_then(|change| {
-                    let Some((change, object)) = change else {
-                        return Ok(None);
-                    };
-                    let (key, value) = parse(&object, read)?;
-                    Ok(Some(match (change, value) {
-                        (Change::Written, Some(value)) => Event::Changed(key, value),
-                        (Change::Written, None) | (Change::Deleted, _) => Event::Gone(key),
-                    }))
-                });
-                if told.is_err() {
-                    self.state = State::Known(std::mem::take(version));
-                }
-                told
-            }
-        }
-    }
+/// What a step has brought.
+enum Step {
+    /// Nothing yet.
+    Again,
+    /// All objects have been listed.
+    Listed,
+    /// An object has changed.
+    Change(Change, Box<RawValue>),
 }
 
-/// Lists all objects; with the resource version of the list.
-async fn list<O, T>(
-    objects: &Objects,
-    which: &Which,
-    read: fn(O) -> Option<T>,
-) -> Result<(Store<T>, String), ApiError>
-where
-    O: Object + DeserializeOwned,
-    T: Kept,
-{
-    let mut all = Store::default();
-    let mut pages = Pages {
-        more: String::new(),
-        limit: PAGE_OBJECTS,
-    };
-    loop {
-        let (items, version) = pages.next(objects, which).await?;
-        for object in items {
-            if let (key, Some(value)) = parse(&object, read)? {
-                all.insert(key, value);
+impl Follower {
+    /// One step: list, open a watch, or read an event. Safe to cancel.
+    async fn step(&mut self, each: Each<'_>) -> Result<Step, ApiError> {
+        if self.pause {
+            self.pause = false;
+            sleep(RETRY_DELAY).await;
+        }
+        let step = match &mut self.state {
+            State::Unknown => self.list(each).await,
+            State::Known(version) => match open(&self.objects, &self.which, version).await {
+                Ok(lines) => {
+                    self.state = State::Following(std::mem::take(version), lines);
+                    Ok(Step::Again)
+                }
+                Err(error) => Err(error),
+            },
+            State::Following(..) => self.event().await,
+        };
+        match step {
+            // The version has been compacted: list again. This is not an error.
+            Err(error) if error.is(StatusCode::GONE) => {
+                self.state = State::Unknown;
+                self.pause = true;
+                Ok(Step::Again)
+            }
+            Err(error) => {
+                self.pause = true;
+                Err(error)
+            }
+            step => step,
+        }
+    }
+
+    /// Lists all objects.
+    async fn list(&mut self, each: Each<'_>) -> Result<Step, ApiError> {
+        let mut pages = Pages {
+            more: String::new(),
+            limit: PAGE_OBJECTS,
+        };
+        loop {
+            let (items, version) = pages.next(&self.objects, &self.which).await?;
+            for object in items {
+                each(&object)?;
+            }
+            if pages.more.is_empty() {
+                self.state = State::Known(version);
+                return Ok(Step::Listed);
             }
         }
-        if pages.more.is_empty() {
-            return Ok((all, version));
+    }
+
+    /// Reads an event of the open watch.
+    async fn event(&mut self) -> Result<Step, ApiError> {
+        let State::Following(version, lines) = &mut self.state else {
+            return Ok(Step::Again);
+        };
+        let told = match timeout(WATCH_ENDS_WITHIN, lines.next()).await {
+            Ok(Some(Ok(line))) => told(&line, version),
+            // A server that ends each watch at once must not cause a busy loop.
+            Ok(None) => {
+                self.pause = true;
+                self.state = match self.full.take() {
+                    true => State::Unknown,
+                    false => State::Known(std::mem::take(version)),
+                };
+                return Ok(Step::Again);
+            }
+            Ok(Some(Err(error))) => Err(error),
+            Err(_) => Err(ApiError::Silent(WATCH_ENDS_WITHIN)),
+        };
+        match told {
+            Ok(Some((change, object))) => Ok(Step::Change(change, object)),
+            Ok(None) => Ok(Step::Again),
+            Err(error) => {
+                self.reopen();
+                Err(error)
+            }
+        }
+    }
+
+    /// After an event that cannot be read: continues from the last known version in another watch.
+    fn reopen(&mut self) {
+        self.pause = true;
+        if let State::Following(version, _) = &mut self.state {
+            self.state = State::Known(std::mem::take(version));
         }
     }
 }
