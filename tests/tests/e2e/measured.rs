@@ -7,44 +7,15 @@ use anyhow::{Context, ensure};
 use hearth_lab::record::Storage;
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::tpm;
+use hearth_tests::node::Running;
 use hearth_tests::{Outcome, TestCtx, here};
 use serde_json::Value;
 
 use crate::storage::SEALED;
 
-/// Through firmware, systemd-boot and the stub, as on a real machine; the node reads the registers.
-#[tokio::test]
-async fn a_boot_through_firmware_measures_what_was_computed() -> Outcome {
-    let test = TestCtx::begin(here!())?;
-    let path = &test.artifacts().release.measurements;
-    let json = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let json: Value = serde_json::from_slice(&json)?;
-    ensure!(json["version"] == 1 && json["bank"] == "sha256", "{json}");
-    let measurements = json["measurements"].as_array().context("no measurements")?;
-
-    let node = test.node("node").release().uefi().tpm().install().await?;
-    let vm = node.power_on().await?;
-    vm.home().await?;
-    let line = vm.says(&["TPM", "version=2", "pcr7="]).await?;
-    let mut compared = Vec::new();
-    for measurement in measurements {
-        let pcr = measurement["pcr"].as_u64().context("no number")?;
-        let value = measurement["value"].as_str().context("no value")?;
-        let expected = format!("pcr{pcr}={value}");
-        ensure!(line.contains(&expected), "{expected} is not in {line:?}");
-        compared.push(pcr);
-    }
-    ensure!(compared == [4, 11, 12], "{compared:?}");
-
-    let run_dir = RunDir::open(node.folder())?;
-    ensure!(tpm::is_in_use(&run_dir)?, "nobody serves the TPM");
-    vm.power_off().await?;
-    ensure!(!tpm::is_in_use(&run_dir)?, "the TPM outlived its machine");
-    test.passed()
-}
-
 /// A node founds an encrypted cluster, loses its power, and opens its disk again by itself. With another TPM, it says why
-/// it does not, and changes nothing.
+/// it does not, and changes nothing. It boots through firmware, systemd-boot and the stub, as a real machine, and
+/// measures what was computed.
 #[tokio::test]
 async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -52,8 +23,10 @@ async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome
     let mut node = plan.install().await?;
     let configuration = Storage::Tpm.configuration();
     node.tell(&node.owner.parameters(configuration));
+    let run_dir = RunDir::open(node.folder())?;
     let vm = node.power_on().await?;
     vm.home().await?;
+    measures_what_was_computed(&test, &vm).await?;
     let id = vm.owned().await?.one_healthy_node().await?.id;
     vm.cut().await?;
 
@@ -64,13 +37,15 @@ async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome
         vm.owned().await?.one_healthy_node().await?.id == id,
         "another node"
     );
+    ensure!(tpm::is_in_use(&run_dir)?, "nobody serves the TPM");
     vm.power_off().await?;
+    ensure!(!tpm::is_in_use(&run_dir)?, "the TPM outlived its machine");
 
     let disk = node.disk().await?;
     let before = (disk.data_digest()?, disk.read_esp(SEALED[0]).await?);
     ensure!(before.1.starts_with(b"HRTHTPSC"), "the keys are not sealed");
     // The next start makes a new one.
-    fs::remove_dir_all(RunDir::open(node.folder())?.tpm())?;
+    fs::remove_dir_all(run_dir.tpm())?;
     let vm = node.power_on().await?;
     let why = vm.refusal().await?;
     ensure!(
@@ -81,4 +56,24 @@ async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome
     let after = (disk.data_digest()?, disk.read_esp(SEALED[0]).await?);
     ensure!(before == after, "the disk has changed");
     test.passed()
+}
+
+/// The registers that the node reads are those of the image's `measurements.json`.
+async fn measures_what_was_computed(test: &TestCtx, vm: &Running) -> Outcome {
+    let path = &test.artifacts().release.measurements;
+    let json = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let json: Value = serde_json::from_slice(&json)?;
+    ensure!(json["version"] == 1 && json["bank"] == "sha256", "{json}");
+    let measurements = json["measurements"].as_array().context("no measurements")?;
+    let line = vm.says(&["TPM", "version=2", "pcr7="]).await?;
+    let mut compared = Vec::new();
+    for measurement in measurements {
+        let pcr = measurement["pcr"].as_u64().context("no number")?;
+        let value = measurement["value"].as_str().context("no value")?;
+        let expected = format!("pcr{pcr}={value}");
+        ensure!(line.contains(&expected), "{expected} is not in {line:?}");
+        compared.push(pcr);
+    }
+    ensure!(compared == [4, 11, 12], "{compared:?}");
+    Ok(())
 }
