@@ -1,7 +1,8 @@
-//! Kubernetes' own conformance tests, run by its own program.
+//! Kubernetes' own tests, run by its own program.
 //!
-//! `tests/conformance.txt` lists every case of this version, and which of them are run. The program reports each result
-//! in a line of JSON. It may take an hour, so the bound applies to the time without output.
+//! `tests/conformance.txt` lists every conformance case of this version, and which of them are run;
+//! `tests/network-policies.txt` those about network policies. The program reports each result in a line of JSON. It may
+//! take an hour, so the bound applies to the time without output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,8 +20,13 @@ use tokio::process::Command;
 use super::Kubernetes;
 use crate::{Outcome, TestCtx, bounds};
 
+/// The list of all conformance cases.
+const CONFORMANCE: &str = include_str!("../../conformance.txt");
 /// The list of all cases.
-const LIST: &str = include_str!("../../conformance.txt");
+const LIST: &str = concat!(
+    include_str!("../../conformance.txt"),
+    include_str!("../../network-policies.txt")
+);
 
 /// Precedes a heading.
 const HEADING: &str = "== ";
@@ -54,7 +60,7 @@ impl Kubernetes {
             program.context("Kubernetes' own tests were not built: --long builds them")?;
         let list = Cases::parse(LIST)?;
         let cases = list.of(area)?;
-        self.names_all(program, &list).await?;
+        self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
 
         let passed = self.run(program, cases, nodes).await?;
         let mut told = String::new();
@@ -82,7 +88,7 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Checks that the list has exactly the program's cases.
+    /// Checks that the list has exactly the program's conformance cases.
     async fn names_all(&self, program: &Path, list: &Cases<'_>) -> Outcome {
         let mut command = CommandLine::new(program);
         command.arg("--list-conformance-tests");

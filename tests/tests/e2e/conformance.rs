@@ -1,5 +1,5 @@
-//! Kubernetes' own conformance tests, as far as they run without a registry:
-//! `tests/conformance.txt` lists them, with the reason for each that is not run.
+//! Kubernetes' own conformance tests, and those of network policies, as far as they run without a registry:
+//! `tests/conformance.txt` and `tests/network-policies.txt` list them, with the reason for each that is not run.
 //!
 //! Each area has machines of its own, usually one. They take long: about twenty minutes each without hardware
 //! virtualisation.
@@ -74,4 +74,6 @@ areas! {
     scheduling on 1,
     /// What one machine cannot show.
     nodes on 2,
+    /// Which connections network policies permit, between pods of one node and of two.
+    network_policies on 2,
 }
