@@ -14,7 +14,7 @@ use hearth_api::client::{Channel, Endpoint};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names;
 use hearth_api::v1::node_management_client::NodeManagementClient;
-use hearth_api::v1::{NodeParameters, StorageSecurityPolicy};
+use hearth_api::v1::{ClusterConfiguration, NodeParameters, PodNetwork, StorageSecurityPolicy};
 use hearth_lab::formation::shown_key;
 use hearth_lab::owner::with_storage;
 use hearth_lab::{Owner, tool};
@@ -48,7 +48,7 @@ pub struct Plan<'a> {
     sector_bytes: u32,
     has_twin: bool,
     larger_by: u64,
-    storage: StorageSecurityPolicy,
+    configuration: ClusterConfiguration,
     forwards: Vec<PortForward>,
     runs_kubernetes: bool,
 }
@@ -103,7 +103,7 @@ impl<'a> Plan<'a> {
             sector_bytes: 512,
             has_twin: false,
             larger_by: 0,
-            storage: StorageSecurityPolicy::NeedsInsecure,
+            configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
             forwards: Vec::new(),
             runs_kubernetes: false,
         }
@@ -240,7 +240,14 @@ impl<'a> Plan<'a> {
 
     /// With another storage security policy.
     pub fn storage(mut self, policy: StorageSecurityPolicy) -> Self {
-        self.storage = policy;
+        self.configuration.set_storage_security_policy(policy);
+        self
+    }
+
+    /// With another pod network setting.
+    pub fn pod_network(mut self, network: PodNetwork) -> Self {
+        let kubernetes = self.configuration.kubernetes.get_or_insert_default();
+        kubernetes.set_pod_network(network);
         self
     }
 
@@ -291,7 +298,7 @@ impl<'a> Plan<'a> {
         }
         let owner = Owner::create(run_dir.path())?;
         Ok(Node {
-            parameters: Some(owner.parameters(with_storage(self.storage)).encode_to_vec()),
+            parameters: Some(owner.parameters(self.configuration).encode_to_vec()),
             failpoint: None,
             more_fw_cfg: Vec::new(),
             machine: self.machine,
@@ -349,6 +356,11 @@ impl Node {
     /// Takes its disk out.
     pub fn remove_disk(&mut self) {
         self.machine.disks.clear();
+    }
+
+    /// Sets the clock of the next boot.
+    pub fn clock(&mut self, rtc: Rtc) {
+        self.machine.rtc = rtc;
     }
 
     /// Sets the parameters for the next boot.

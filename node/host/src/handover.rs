@@ -94,10 +94,19 @@ pub type Refusals = u64;
 /// heartbeat worker, read by enrolment, which asks for the settings if the node has recorded others.
 pub type UnlockSettingsDigest = u64;
 
-/// Whether pods may exist on this node: written by the Kubernetes worker, true from before it
-/// starts the first pod until after the last one is removed; read by the mesh, which gives pods
-/// their network.
-pub type PodsPossible = bool;
+/// Which pods may exist on this node: written by the Kubernetes worker, before it starts the first
+/// pod and after the last one is removed; read by the mesh, which gives pods their network, and by
+/// the packet filter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodsPossible {
+    /// None.
+    #[default]
+    None,
+    /// Pods of the built-in network.
+    BuiltIn,
+    /// Pods of another network, which is not Hearth's.
+    OtherNetwork,
+}
 
 /// This node's part of the pod network: written by the mesh when the network is set up or removed,
 /// read by the Kubernetes worker.

@@ -62,6 +62,14 @@ pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
     ]
 }
 
+/// Paths at which a pod network that operators install puts its configuration and its plugins, and
+/// the targets of their symbolic links.
+pub fn network_links(root: &Root) -> [(&'static str, PathBuf); 2] {
+    let configuration = root.ephemeral.kubernetes().worker().network();
+    let plugins = root.data.kubernetes().network_plugins();
+    [("/etc/cni/net.d", configuration), ("/opt/cni/bin", plugins)]
+}
+
 /// The directory of the state files on the ESP.
 const STATE: &str = "hearth";
 
@@ -340,6 +348,12 @@ impl DataKubernetes {
     /// The directory for volume plugins; always empty.
     pub fn volume_plugins(&self) -> PathBuf {
         self.path.join("volume-plugins")
+    }
+
+    /// The CNI plugins that operators have installed. It has a mount of its own, as
+    /// [`Self::kubelet`].
+    pub fn network_plugins(&self) -> PathBuf {
+        self.path.join("network-plugins")
     }
 
     /// The logs of containers.

@@ -133,7 +133,7 @@ pub struct Worker {
     pub pod_network: Value<Option<PodNetwork>>,
     /// Serializes changes of this machine for pods.
     pub machine: worker::MachineLock,
-    /// Output, written by the supervisor of the worker role: whether pods may run, or may still be
+    /// Output, written by the supervisor of the worker role: which pods may run, or may still be
     /// terminating.
     pub may_have_pods: Writer<PodsPossible>,
     /// Output: the network policy of this node's pods; `None` while it is not known.
@@ -324,7 +324,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
     }
     if !held {
         if gate.role == Role::Worker {
-            gate.parts.may_have_pods.set(false);
+            gate.parts.may_have_pods.set(PodsPossible::None);
             gate.parts.network_policy.set(None);
         }
         gate.condition.set(RoleCondition::NotHeld);

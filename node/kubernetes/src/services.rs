@@ -14,8 +14,9 @@ use super::Worker;
 use super::policy::receive::{self, Receiver};
 use super::volumes::{self, Volumes};
 
-/// Starts them as children of this runnable. `client` uses the node's own certificate.
-pub(crate) fn start(
+/// Starts what belongs to the built-in pod network as children of this runnable. `client` uses the
+/// node's own certificate.
+pub(crate) fn of_built_in_network(
     ctx: &Context,
     parts: &Arc<Worker>,
     client: &Value<Client>,
@@ -34,7 +35,15 @@ pub(crate) fn start(
         parts: parts.clone(),
         client: client.clone(),
     });
-    ctx.run("policy", move |ctx| receive::run(ctx, receiver.clone()))?;
+    ctx.run("policy", move |ctx| receive::run(ctx, receiver.clone()))
+}
+
+/// Starts the volumes, in the same way.
+pub(crate) fn volumes(
+    ctx: &Context,
+    parts: &Arc<Worker>,
+    client: &Value<Client>,
+) -> Result<(), SpawnError> {
     let (parts, client) = (parts.clone(), client.clone());
     ctx.run("volumes", move |ctx| {
         keep_volumes(ctx, parts.clone(), client.clone())

@@ -1,11 +1,12 @@
-//! The cluster's settings for Kubernetes, which controllers poll from the curators.
+//! The cluster's settings for Kubernetes, which come from the curators: controllers poll them, and
+//! workers need those that never change.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_agent::CuratorConnection;
 use hearth_api::v1::KubernetesConfiguration;
-use hearth_base::event::{Value, Writer};
+use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use tokio::time::{sleep, timeout};
 
@@ -32,22 +33,29 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 /// Returns only on an error.
 async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let health = Health::of(ctx);
-    let mut connections = worker.connection.watch();
+    loop {
+        let settings = current(&worker.connection).await?;
+        if worker.settings.value().get().as_deref() != Some(&settings) {
+            worker.settings.set(Arc::new(settings));
+        }
+        health.good();
+        sleep(ASK_EVERY).await;
+    }
+}
+
+/// The current settings, as soon as a curator answers.
+pub(crate) async fn current(
+    connection: &Value<CuratorConnection>,
+) -> Result<KubernetesConfiguration, Closed> {
+    let mut connections = connection.watch();
     let mut connection = connections.next().await?;
     loop {
-        let pause = match ask(&connection).await {
-            Some(settings) => {
-                if worker.settings.value().get().as_deref() != Some(&settings) {
-                    worker.settings.set(Arc::new(settings));
-                }
-                health.good();
-                ASK_EVERY
-            }
-            None => ASK_AGAIN,
-        };
+        if let Some(settings) = ask(&connection).await {
+            return Ok(settings);
+        }
         tokio::select! {
             newer = connections.next() => connection = newer?,
-            () = sleep(pause) => {}
+            () = sleep(ASK_AGAIN) => {}
         }
     }
 }

@@ -87,6 +87,7 @@ impl Fake {
         let (conditions_writer, conditions) = event::value();
         let (connection_writer, connection) = event::value();
         let (view_writer, view) = event::value();
+        view_writer.set(Arc::new(View::default()));
         let (learned_writer, learned) = event::value();
         let (network_writer, pod_network) = event::value();
         let (may_have_pods, _) = event::value();

@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use hearth_api::client::Channel;
 use hearth_api::names;
 use hearth_api::v1::node_management_client::NodeManagementClient;
-use hearth_api::v1::{ClusterState, GetPacketFilterRequest, UpdateNodeRolesRequest};
+use hearth_api::v1::{ClusterState, GetPacketFilterRequest, PodNetwork, UpdateNodeRolesRequest};
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
@@ -295,6 +295,103 @@ async fn the_previous_minor_version_runs_a_pod() -> Outcome {
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
+}
+
+/// A cluster without the built-in pod network: its node has no pods with an address until another network has been
+/// installed, as users do it, by a pod in the host's network.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn another_pod_network_can_be_installed() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| {
+        Ok(plan.kubernetes()?.pod_network(PodNetwork::None))
+    })
+    .await?;
+    let node = cluster.node(1).id().to_owned();
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    for kind in ["KubernetesController", "KubernetesWorker"] {
+        let met = cluster.condition(1, kind, bounds::KUBERNETES, |c| c.met);
+        met.await?;
+    }
+    let waits = |node: &Value| {
+        let range = &node["spec"]["podCIDR"];
+        range.is_string() && condition(node, "Ready") == "False"
+    };
+    let object = kubernetes
+        .until("no network", bounds::KUBERNETES, &["node", &node], waits)
+        .await?;
+    let range = object["spec"]["podCIDR"].as_str().context("no range")?;
+    let services = ["services", "--namespace", "kube-system"];
+    let services = kubernetes.get(&services).await?;
+    ensure!(items(&services).is_empty(), "{services:#}");
+
+    let level = "pod-security.kubernetes.io/enforce=privileged";
+    let words = ["label", "namespace", "default", level];
+    kubernetes.kubectl(&words).await?;
+    let install = |spec: &mut Value| installs_network(spec, range);
+    kubernetes.begin("installer", &node, install).await?;
+    kubernetes.ready(&[&node]).await?;
+    kubernetes.probe("server", &node).await?;
+    kubernetes.probe("client", &node).await?;
+    let server = kubernetes.get(&["pod", "server"]).await?;
+    let ip = server["status"]["podIP"].as_str().context("no address")?;
+    let (net, _) = range.rsplit_once('.').context(range.to_owned())?;
+    ensure!(ip.starts_with(net), "{ip} is not of {range}");
+    let host = format!("{ip}:{IMAGE_PORT}");
+    kubernetes.reaches("client", &host, "server").await?;
+
+    let owner = cluster.owner().clone();
+    let mut management = cluster.node(1).vm()?.management(&owner, &node)?;
+    let rules = packet_filter(&mut management, true).await?;
+    let built_in = SERVICE_TABLES.iter().chain(&["hearth-pods"]);
+    let built_in = built_in.filter(|part| rules.contains(**part)).count();
+    ensure!(built_in == 0 && rules.contains("own_tcp"), "{rules}");
+    cluster.node(1).power_off().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A plugin and the configuration that names it, at the usual paths. The plugin is a script for a shell that it brings
+/// along, and runs the node's own `bridge`.
+fn installs_network(spec: &mut Value, range: &str) {
+    let configuration = json!({
+        "cniVersion": "0.4.0",
+        "name": "installed",
+        "plugins": [{
+            "type": "installed",
+            "bridge": "installed0",
+            "isGateway": true,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{ "subnet": range }]],
+                "routes": [{ "dst": "0.0.0.0/0" }],
+            },
+        }],
+    });
+    let plugin = "#!/opt/cni/bin/busybox sh\nexec ${CNI_PATH%%:*}/bridge\n";
+    let script = "set -e
+        cp /bin/busybox /plugins/busybox
+        printf %s \"$PLUGIN\" > /plugins/installed
+        chmod 755 /plugins/installed
+        printf %s \"$CONFIGURATION\" > /configuration/written
+        mv /configuration/written /configuration/10-installed.conflist
+        exec sleep 1000000";
+    spec["hostNetwork"] = json!(true);
+    spec["tolerations"] = json!([{ "operator": "Exists" }]);
+    spec["volumes"] = json!([
+        { "name": "plugins", "hostPath": { "path": "/opt/cni/bin" } },
+        { "name": "configuration", "hostPath": { "path": "/etc/cni/net.d" } },
+    ]);
+    let container = &mut spec["containers"][0];
+    container["command"] = json!(["sh", "-c", script]);
+    container["env"] = json!([
+        { "name": "PLUGIN", "value": plugin },
+        { "name": "CONFIGURATION", "value": configuration.to_string() },
+    ]);
+    container["volumeMounts"] = json!([
+        { "name": "plugins", "mountPath": "/plugins" },
+        { "name": "configuration", "mountPath": "/configuration" },
+    ]);
 }
 
 /// A node whose image has no Kubernetes accepts the role all the same, and reports what is missing.

@@ -4,7 +4,8 @@ use super::Setting;
 use super::kinds::{Choice, List, Number, Text};
 use crate::labels;
 use crate::v1::{
-    ColdStartPolicy, ControlPlaneScheduling, PodSecurityLevel, StorageSecurityPolicy, TpmMode,
+    ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel, StorageSecurityPolicy,
+    TpmMode,
 };
 
 /// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
@@ -136,6 +137,20 @@ pub static SETTINGS: &[Setting] = &[
                 ControlPlaneScheduling::Allowed as i32,
                 ControlPlaneScheduling::Tainted as i32,
             ],
+        },
+    },
+    Setting {
+        path: "kubernetes.pod_network",
+        help: "The network of pods: the built-in one, or none, to install another",
+        fixed: Some("pods keep the network that they have"),
+        kind: &Choice {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.pod_network
+            },
+            name: |value| Some(PodNetwork::try_from(value).ok()?.as_str_name()),
+            default: PodNetwork::BuiltIn as i32,
+            supported: &[PodNetwork::BuiltIn as i32, PodNetwork::None as i32],
         },
     },
     Setting {

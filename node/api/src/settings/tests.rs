@@ -6,8 +6,8 @@ use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, Ref
 
 use super::*;
 use crate::v1::{
-    ControlPlaneScheduling, KubernetesConfiguration, PodSecurityLevel, StorageSecurityPolicy,
-    TpmMode,
+    ControlPlaneScheduling, KubernetesConfiguration, PodNetwork, PodSecurityLevel,
+    StorageSecurityPolicy, TpmMode,
 };
 
 fn configuration_descriptor() -> MessageDescriptor {
@@ -50,6 +50,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.pod_security_level" => "RESTRICTED",
         "kubernetes.pod_security_exempt_namespaces" => "storage,monitoring",
         "kubernetes.control_plane_scheduling" => "TAINTED",
+        "kubernetes.pod_network" => "NONE",
         "curator_session_seconds" => "20",
         _ => "rack,topology.example/*",
     }
@@ -105,6 +106,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         kubernetes: Some(KubernetesConfiguration {
             pod_security_level: PodSecurityLevel::Baseline.into(),
             control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
+            pod_network: PodNetwork::BuiltIn.into(),
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
@@ -216,7 +218,7 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
          cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
          kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
-         curator_session_seconds, got \"kubernetes\""
+         kubernetes.pod_network, curator_session_seconds, got \"kubernetes\""
     );
 }
 

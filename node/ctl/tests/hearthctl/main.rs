@@ -244,6 +244,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.pod_security_level": "BASELINE",
             "kubernetes.pod_security_exempt_namespaces": [],
             "kubernetes.control_plane_scheduling": "ALLOWED",
+            "kubernetes.pod_network": "BUILT_IN",
             "curator_session_seconds": 6,
         })
     );

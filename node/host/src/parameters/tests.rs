@@ -5,7 +5,7 @@ use hearth_api::identity::SigningKey;
 use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-    ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig, NodeRoles,
+    ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig, NodeRoles, PodNetwork,
     PodSecurityLevel, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe, cluster_directory,
     network_config, node_roles,
 };
@@ -188,6 +188,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
     let expected = KubernetesConfiguration {
         pod_security_level: PodSecurityLevel::Baseline.into(),
         control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
+        pod_network: PodNetwork::BuiltIn.into(),
         ..wanted
     };
     assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));

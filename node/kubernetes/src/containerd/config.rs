@@ -4,7 +4,7 @@
 //! lines are needed, so there is no dependency on a TOML writer.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The sandbox (pause) image. It is part of the extension and imported at start, so that a node
 /// without a registry can run pods.
@@ -20,8 +20,8 @@ pub(crate) struct Config<'a> {
     pub socket: &'a Path,
     /// Path of runc.
     pub runc: &'a Path,
-    /// Directory of the CNI plugins.
-    pub network_plugins: &'a Path,
+    /// Directories of CNI plugins; where two have one of the same name, the first counts.
+    pub network_plugins: &'a [PathBuf],
     /// Directory of the CNI configuration.
     pub network: &'a Path,
     /// Directory of the configuration of registries, if the extension has one.
@@ -86,7 +86,11 @@ impl Config<'_> {
             .path("BinaryName", self.runc)
             // There is no systemd: control groups are managed with cgroupfs.
             .flag("SystemdCgroup", false);
-        let plugins = quoted(&self.network_plugins.to_string_lossy());
+        let plugins = self.network_plugins.iter();
+        let plugins: Vec<_> = plugins
+            .map(|path| quoted(&path.to_string_lossy()))
+            .collect();
+        let plugins = plugins.join(", ");
         file.table(&format!("{RUNTIME}.cni"))
             .line(&format!("bin_dirs = [{plugins}]"))
             .path("conf_dir", self.network);
@@ -163,7 +167,7 @@ mod tests {
             state: Path::new("/e/containerd"),
             socket: Path::new("/e/containerd/socket"),
             runc: Path::new("/x/bin/runc"),
-            network_plugins: Path::new("/x/cni"),
+            network_plugins: &["/x/cni", "/d/plugins"].map(PathBuf::from),
             network: Path::new("/e/cni"),
             registries,
             group: "/containerd",
@@ -190,7 +194,8 @@ mod tests {
             [r#"address = "/e/containerd/socket""#]
         );
         let cni = table(&file, &format!("{RUNTIME}.cni"));
-        assert_eq!(cni, [r#"bin_dirs = ["/x/cni"]"#, r#"conf_dir = "/e/cni""#]);
+        let plugins = r#"bin_dirs = ["/x/cni", "/d/plugins"]"#;
+        assert_eq!(cni, [plugins, r#"conf_dir = "/e/cni""#]);
         assert_eq!(
             table(&file, &format!("{IMAGES}.pinned_images")),
             [r#"sandbox = "hearth.local/pause:1""#]

@@ -123,7 +123,11 @@ impl Worker {
             state: &root.ephemeral.containerd(),
             socket: &root.ephemeral.containerd_socket(),
             runc: &self.bundle.program(Binary::Runc),
-            network_plugins: &self.bundle.network_plugins(),
+            // Those of the extension first: nothing that is installed replaces them.
+            network_plugins: &[
+                self.bundle.network_plugins(),
+                root.data.kubernetes().network_plugins(),
+            ],
             network: &worker.network(),
             registries: self.bundle.registries().as_deref(),
             group: &format!("/{GROUP}"),

@@ -32,7 +32,7 @@ async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
         state: &place.join("state"),
         socket: &socket,
         runc: &bundle.join("bin/runc"),
-        network_plugins: &bundle.join("cni"),
+        network_plugins: &[bundle.join("cni")],
         network: &place.join("network"),
         registries: None,
         // The machine of the test may have other control groups than a node.

@@ -333,13 +333,13 @@ async fn keep(
         }
         let address = all.parts.address.watch().next().await?;
         let settings = all.settings.watch().next().await?;
-        Ok::<_, Failure>((address, PodSecurity::of(&settings)))
+        Ok::<_, Failure>((address, settings))
     };
-    let (address, security) = tokio::select! {
+    let (address, settings) = tokio::select! {
         ready = ready => ready?,
         () = ctx.cancelled() => return Ok(Exit::Done),
     };
-    let mut prepared = programs::prepare(&all, profile, address, &security)?;
+    let mut prepared = programs::prepare(&all, profile, address, &settings)?;
     if let Some(user) = all.parts.control_plane_user {
         all.files.hand_over(user)?;
         prepared.program.confinement = Some(confinement(&all.parts.root, user));
@@ -348,7 +348,7 @@ async fn keep(
         Binary::Apiserver => Some(all.store_in_use.hold().await),
         _ => None,
     };
-    let outdated = outdated(&all, binary, (address, security), prepared.renew_at);
+    let outdated = outdated(&all, binary, (address, &*settings), prepared.renew_at);
     let probe = || prepared.probe();
     let log = &all.parts.log_tree;
     program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
@@ -358,13 +358,14 @@ async fn keep(
 async fn outdated(
     all: &Controller,
     binary: Binary,
-    (address, security): (IpAddr, PodSecurity),
+    (address, settings): (IpAddr, &KubernetesConfiguration),
     renew_at: SystemTime,
 ) -> Result<&'static str, event::Closed> {
     let mut addresses = all.parts.address.watch();
-    let mut settings = all.settings.watch();
+    let security = PodSecurity::of(settings);
+    let mut newer = all.settings.watch();
     tokio::select! {
-        changed = settings.wait_for(|now| PodSecurity::of(now) != security),
+        changed = newer.wait_for(|now| PodSecurity::of(now) != security),
             if binary == Binary::Apiserver =>
         {
             changed.map(|_| "the cluster's settings have changed")

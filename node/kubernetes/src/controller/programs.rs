@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
+use hearth_api::names::{KUBERNETES_DOMAIN, POD_NETWORK, SERVICE_NETWORK};
+use hearth_api::v1::{KubernetesConfiguration, PodNetwork};
 use hearth_base::supervisor::Failure;
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
@@ -74,13 +75,13 @@ pub(super) fn prepare(
     all: &Controller,
     profile: Profile,
     address: IpAddr,
-    security: &PodSecurity,
+    settings: &KubernetesConfiguration,
 ) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     if profile.binary == Binary::Apiserver {
-        prepare_apiserver(all, address, security, now)
+        prepare_apiserver(all, address, &PodSecurity::of(settings), now)
     } else {
-        prepare_companion(all, profile, now)
+        prepare_companion(all, profile, settings.pod_network(), now)
     }
 }
 
@@ -117,6 +118,7 @@ fn prepare_apiserver(
 fn prepare_companion(
     all: &Controller,
     profile: Profile,
+    network: PodNetwork,
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
     let what = match profile.binary {
@@ -144,7 +146,7 @@ fn prepare_companion(
     all.files.save(name, &serving)?;
     let port = companion_port(profile, all.ports);
     Ok(Prepared {
-        program: companion(&all.bundle, &all.parts.root, all.ports, profile),
+        program: companion(&all.bundle, &all.parts.root, all.ports, profile, network),
         renew_at: speaks.renew_at(),
         asked: Client::new(&url(here, port), access::tls(all.authorities.ca(), None)?)?,
         path: "/healthz",
@@ -220,7 +222,13 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
 }
 
 /// The command line of controller-manager or scheduler.
-fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Program {
+fn companion(
+    bundle: &Bundle,
+    root: &Root,
+    ports: Ports,
+    profile: Profile,
+    network: PodNetwork,
+) -> Program {
     let name = profile.binary.name();
     let work = root.ephemeral.kubernetes().work(name);
     let mut program = Program::new(bundle, profile, &work);
@@ -254,13 +262,21 @@ fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Pr
             ),
             ("root-ca-file", files.ca().into()),
             ("use-service-account-credentials", "true".into()),
-            // The curators assign the pod networks.
-            ("allocate-node-cidrs", "false".into()),
             ("node-monitor-grace-period", NODE_GRACE.into()),
             ("controllers", CONTROLLERS.into()),
         ] {
             program = program.flag(name, value);
         }
+        program = match network {
+            // Most other networks take the ranges of the nodes from their Node objects.
+            PodNetwork::None => program
+                .flag("allocate-node-cidrs", "true")
+                .flag("cluster-cidr", POD_NETWORK),
+            // The curators assign the ranges.
+            PodNetwork::BuiltIn | PodNetwork::Unspecified => {
+                program.flag("allocate-node-cidrs", "false")
+            }
+        };
     }
     program
 }

@@ -7,7 +7,9 @@
 //! have no pods, forward nothing, and need none.
 //!
 //! The rules follow the addresses of the nodes and the network policy of this node's pods, which the
-//! worker role receives ([`hearth_network_policy`]). Each change replaces the whole table in one
+//! worker role receives ([`hearth_network_policy`]). Where pods have another network than the built-in
+//! one, only the rules about the node's own ports remain: which packets are from pods, and what they
+//! may do, is up to that network. Each change replaces the whole table in one
 //! transaction; connections are not affected. What is in the kernel is read back after each change
 //! and then regularly: a pod with the privileges to change it, or a program that flushes all
 //! tables, does not do so for long, and the log says that it was done.
@@ -27,7 +29,7 @@ use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::extensions::Extensions;
-use hearth_host::handover::{MemberData, PacketFilter, PodNetwork};
+use hearth_host::handover::{MemberData, PacketFilter, PodNetwork, PodsPossible};
 use hearth_network_policy::node::{Network, NodePolicy};
 use hearth_sys::nftables::{Nftables, NftablesError};
 use tokio::time::{Instant, sleep_until};
@@ -50,6 +52,8 @@ pub struct Worker {
     pub learned: Value<PeerAddresses>,
     /// Input: the address of this node.
     pub address: Value<IpAddr>,
+    /// Input: which pods there may be; not set means none.
+    pub may_have_pods: Value<PodsPossible>,
     /// Input: the network of this node's pods.
     pub pod_network: Value<Option<PodNetwork>>,
     /// Input: the network policy of this node's pods; `None` while it is not known.
@@ -74,6 +78,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let member = worker.member.watch().next().await?;
     let mut filter = Filter::new(Bundle::open(mounted)?.program(Binary::Nft));
     let mut peers = PeerWatcher::new(&member, &worker.view, &worker.learned, &worker.address);
+    let mut all_pods = worker.may_have_pods.watch();
     let mut networks = worker.pod_network.watch();
     let mut policies = worker.network_policy.watch();
     loop {
@@ -87,6 +92,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
         health.good();
         tokio::select! {
             news = peers.changed() => news?,
+            pods = all_pods.next() => drop(pods?),
             network = networks.next() => drop(network?),
             policy = policies.next() => drop(policy?),
             () = sleep_until(filter.read_at) => filter.restore().await?,
@@ -94,12 +100,18 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     }
 }
 
-fn pods(worker: &Worker) -> Option<Pods> {
-    let network = worker.pod_network.get().flatten()?;
-    Some(Pods {
-        network: Network::of(network.range)?,
-        policy: worker.network_policy.get().flatten(),
-    })
+fn pods(worker: &Worker) -> Pods {
+    if worker.may_have_pods.get() == Some(PodsPossible::OtherNetwork) {
+        return Pods::OtherNetwork;
+    }
+    let network = worker.pod_network.get().flatten();
+    match network.and_then(|network| Network::of(network.range)) {
+        Some(network) => Pods::BuiltIn {
+            network,
+            policy: worker.network_policy.get().flatten(),
+        },
+        None => Pods::None,
+    }
 }
 
 /// The table in the kernel.

@@ -51,22 +51,30 @@ const REACHABLE_TCP: [u16; 2] = [ports::KUBERNETES, ports::KUBELET];
 pub(super) struct Rules {
     /// The IPv4 addresses of the cluster's nodes. Pods have no others.
     pub nodes: BTreeSet<Ipv4Addr>,
-    /// This node's pods, once they have a network.
-    pub pods: Option<Pods>,
+    /// The pods of this node.
+    pub pods: Pods,
 }
 
 /// The pods of this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pods {
-    /// Their addresses.
-    pub network: Network,
-    /// Which connections they may have, once this is known.
-    pub policy: Option<Arc<NodePolicy>>,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Pods {
+    /// There are none, or they have no network yet.
+    #[default]
+    None,
+    /// Those of the built-in network.
+    BuiltIn {
+        /// Their addresses.
+        network: Network,
+        /// Which connections they may have, once this is known.
+        policy: Option<Arc<NodePolicy>>,
+    },
+    /// Those of another network.
+    OtherNetwork,
 }
 
 impl Rules {
     /// For a cluster whose nodes have these addresses.
-    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>, pods: Option<Pods>) -> Self {
+    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>, pods: Pods) -> Self {
         let v4 = |address| match address {
             IpAddr::V4(address) => Some(address),
             IpAddr::V6(_) => None,
@@ -81,30 +89,21 @@ impl Rules {
     pub(super) fn script(&self) -> String {
         let mut sets = set("own_tcp", "inet_service", OWN_TCP);
         sets += &set("own_udp", "inet_service", OWN_UDP);
-        sets += &set("reachable_tcp", "inet_service", REACHABLE_TCP);
-        sets += &set("nodes", "ipv4_addr", &self.nodes);
-        let policy = match &self.pods {
-            Some(Pods { network, policy }) => rules::text(*network, policy.as_deref()),
-            None => rules::nothing(),
+        let built_in = match &self.pods {
+            Pods::None => Some(rules::nothing()),
+            Pods::BuiltIn { network, policy } => Some(rules::text(*network, policy.as_deref())),
+            Pods::OtherNetwork => None,
         };
-        let (policy_passing, policy_to_node) = (rules::PASSING, rules::TO_NODE);
-        let pods = format!("{{ \"{BRIDGE}\", \"{LINK}\" }}");
-        let inside = format!("{{ {POD_NETWORK}, {SERVICE_NETWORK} }}");
+        let built_in = built_in.map(|policy| self.of_built_in_network(&policy));
         format!(
             r#"add table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{
 {sets}
-	# Packets that cannot come from where they come from: with the address of a pod, to a service, or
-	# to a program that listens on loopback only. Pods have no IPv6.
-	chain arriving {{
+	# Programs that listen on loopback only are not reached from elsewhere.
+	chain to_loopback {{
 		type filter hook prerouting priority raw; policy accept;
-		iifname "lo" accept
-		ip daddr 127.0.0.0/8 counter drop
-		iifname {pods} meta nfproto ipv6 counter drop
-		iifname {pods} accept
-		ip saddr {POD_NETWORK} counter drop
-		ip daddr {SERVICE_NETWORK} counter drop
+		iifname != "lo" ip daddr 127.0.0.0/8 counter drop
 	}}
 
 	# The node's own ports, and the resolver of its pods, belong to no pod and to no service.
@@ -125,6 +124,32 @@ table inet {TABLE} {{
 	chain own_ports_from_here {{
 		type nat hook output priority -110; policy accept;
 		jump own_ports
+	}}
+{built_in}}}
+"#,
+            built_in = built_in.unwrap_or_default()
+        )
+    }
+
+    /// What holds unless pods have another network. `policy` is the chains of the network policy.
+    fn of_built_in_network(&self, policy: &str) -> String {
+        let mut sets = set("reachable_tcp", "inet_service", REACHABLE_TCP);
+        sets += &set("nodes", "ipv4_addr", &self.nodes);
+        let (policy_passing, policy_to_node) = (rules::PASSING, rules::TO_NODE);
+        let pods = format!("{{ \"{BRIDGE}\", \"{LINK}\" }}");
+        let inside = format!("{{ {POD_NETWORK}, {SERVICE_NETWORK} }}");
+        format!(
+            r#"
+{sets}
+	# Packets that cannot come from where they come from: with the address of a pod, or to a service.
+	# Pods have no IPv6.
+	chain arriving {{
+		type filter hook prerouting priority raw; policy accept;
+		iifname "lo" accept
+		iifname {pods} meta nfproto ipv6 counter drop
+		iifname {pods} accept
+		ip saddr {POD_NETWORK} counter drop
+		ip daddr {SERVICE_NETWORK} counter drop
 	}}
 
 	# What the cluster's network policies permit to this node's pods.
@@ -174,7 +199,6 @@ table inet {TABLE} {{
 		type nat hook postrouting priority srcnat; policy accept;
 		ip saddr {POD_NETWORK} oifname != {{ "lo", "{BRIDGE}", "{LINK}" }} masquerade
 	}}
-}}
 "#
         )
     }

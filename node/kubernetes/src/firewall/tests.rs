@@ -262,15 +262,15 @@ impl Net {
 }
 
 fn nodes() -> Rules {
-    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), None)
+    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), Pods::None)
 }
 
 /// With this policy of the node's pods.
 fn with_policy(policy: Option<NodePolicy>) -> Rules {
     let network = Network::of("10.208.3.0/24".parse().unwrap()).unwrap();
     let policy = policy.map(Arc::new);
-    let pods = Pods { network, policy };
-    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), Some(pods))
+    let pods = Pods::BuiltIn { network, policy };
+    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), pods)
 }
 
 #[tokio::test]
@@ -301,6 +301,29 @@ async fn host_ports_do_not_take_the_nodes_own_ports() {
     // Other ports are the pods' to take.
     assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 8080), "one 192.0.2.9");
     assert_eq!(net.answers(NODE, NODE_ADDRESS, 8080), "one 192.0.2.1");
+}
+
+/// With another pod network, packets of pods are up to that; the node's own ports remain its own.
+#[tokio::test]
+async fn another_pod_network_has_its_own_rules() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    net.listen(NODE, [0, 0, 0, 0], 7835);
+    net.listen(ONE, POD_ONE, 80);
+    net.listen(OUTSIDE, NEIGHBOUR, 80);
+    net.host_ports(&filter, &[(7835, 80), (8080, 80)]).await;
+    filter.set(nodes()).await.unwrap();
+    net.refused(OUTSIDE, POD_ONE, 80);
+    net.refused(ONE, NODE_ADDRESS, 7835);
+
+    let pods = Pods::OtherNetwork;
+    let nodes = [NODE_ADDRESS, OTHER_NODE].map(IpAddr::from);
+    filter.set(Rules::of(nodes, pods)).await.unwrap();
+    assert_eq!(net.answers(OUTSIDE, POD_ONE, 80), "one 192.0.2.9");
+    assert_eq!(net.answers(ONE, NEIGHBOUR, 80), "outside 10.208.3.2");
+    assert_eq!(net.answers(ONE, NODE_ADDRESS, 7835), "node 10.208.3.2");
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 7835), "node 192.0.2.9");
+    assert_eq!(net.answers(OUTSIDE, NODE_ADDRESS, 8080), "one 192.0.2.9");
 }
 
 #[tokio::test]
@@ -410,7 +433,7 @@ async fn pods_reach_a_list_of_ports_on_nodes() {
     net.answers(ONE, NEIGHBOUR, 7835);
     // The addresses of the nodes change.
     filter
-        .set(Rules::of([IpAddr::from(NODE_ADDRESS)], None))
+        .set(Rules::of([IpAddr::from(NODE_ADDRESS)], Pods::None))
         .await
         .unwrap();
     net.answers(ONE, OTHER_NODE, 9100);

@@ -48,6 +48,8 @@ pub trait Machine: Send + Sync + 'static {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError>;
     /// Sets the peers; others are removed.
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError>;
+    /// Forwards packets, for another pod network than the built-in one.
+    async fn forward(&self) -> Result<(), MachineError>;
     /// Removes everything.
     async fn take_down(&self) -> Result<(), MachineError>;
 }
@@ -94,9 +96,12 @@ impl Machine for Kernel {
         for link in [BRIDGE, LINK] {
             sysctl::set(&format!("net.ipv4.conf.{link}.rp_filter"), "1")?;
         }
+        self.forward().await
+    }
+
+    async fn forward(&self) -> Result<(), MachineError> {
         self.forwards.store(true, Ordering::Relaxed);
-        sysctl::set("net.ipv4.ip_forward", "1")?;
-        Ok(())
+        Ok(sysctl::set("net.ipv4.ip_forward", "1")?)
     }
 
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError> {

@@ -17,6 +17,9 @@
 //! answer is stored on disk, so that after a power cut the pods on one node can communicate before
 //! a curator is reachable.
 //!
+//! In a cluster with another pod network (setting `kubernetes.pod_network`) there is none of this, and
+//! this worker only lets the machine forward packets.
+//!
 //! This worker reads the member data, whether there may be pods, the curator connection, the view,
 //! the addresses of other nodes and of this one, and writes the pod network. All changes of the
 //! kernel's state go through one trait, [`Machine`]. They are idempotent: everything is set up
@@ -69,7 +72,7 @@ pub struct Worker<M> {
     pub machine: M,
     /// Input: the identity of this node.
     pub member: Value<MemberData>,
-    /// Input: whether there may be pods; not set means no.
+    /// Input: which pods there may be; not set means none.
     pub may_have_pods: Value<PodsPossible>,
     /// Input: the curators, which assign the range.
     pub connection: Value<CuratorConnection>,
@@ -96,15 +99,19 @@ pub async fn run<M: Machine>(ctx: Context, worker: Arc<Worker<M>>) -> Outcome {
 async fn follow_pods<M: Machine>(ctx: &Context, worker: &Worker<M>) -> Outcome {
     let member = worker.member.watch().next().await?;
     let mut news = worker.may_have_pods.watch();
-    let mut pods = worker.may_have_pods.get().unwrap_or(false);
+    let mut pods = worker.may_have_pods.get().unwrap_or_default();
     let health = Health::of(ctx);
     loop {
         let work = async {
-            if pods {
+            if pods == PodsPossible::BuiltIn {
                 return take_part(&health, worker, &member).await;
             }
             worker.tell(None);
             worker.machine.take_down().await?;
+            if pods == PodsPossible::OtherNetwork {
+                worker.packet_filter.watch().next().await?;
+                worker.machine.forward().await?;
+            }
             health.good();
             std::future::pending().await
         };

@@ -25,6 +25,7 @@ struct State {
     /// Public key and range.
     own: Option<(MeshKey, PodRange)>,
     peers: Vec<Peer>,
+    forwards: bool,
 }
 
 struct Fakery {
@@ -62,6 +63,10 @@ impl Machine for Arc<Fakery> {
             assert!(state.own.is_some(), "there is an interface to have them");
             state.peers = peers;
         })
+    }
+
+    async fn forward(&self) -> Result<(), MachineError> {
+        self.change(|state| state.forwards = true)
     }
 
     async fn take_down(&self) -> Result<(), MachineError> {
@@ -103,12 +108,12 @@ impl Meshing {
     async fn after(prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(&directory.path().join("mesh.pb"));
-        let test = Self::with(directory, true).await;
+        let test = Self::with(directory, PodsPossible::BuiltIn).await;
         test.filter();
         test
     }
 
-    async fn with(directory: tempfile::TempDir, may: bool) -> Self {
+    async fn with(directory: tempfile::TempDir, may: PodsPossible) -> Self {
         let file = directory.path().join("mesh.pb");
         let fake = Fake::new(Script::default()).await;
         let (pods, may_have_pods) = event::value();
@@ -227,12 +232,12 @@ async fn a_node_takes_part_while_it_may_have_pods() {
     let said = test.fake.curator.seen().mesh_keys;
     assert_eq!(said, [public.as_bytes().to_vec()]);
 
-    test.pods.set(false);
+    test.pods.set(PodsPossible::None);
     assert_eq!(next("its end", &mut networks).await, None);
     test.until("all is taken away", |state| *state == State::default())
         .await;
     // Set up again immediately, with the same key.
-    test.pods.set(true);
+    test.pods.set(PodsPossible::BuiltIn);
     let state = test.until("it is back", |state| state.own.is_some()).await;
     assert_eq!(state.own, Some((public, range(3))));
     let again = next("the pods' network", &mut networks).await;
@@ -321,7 +326,7 @@ async fn what_fails_is_done_again_and_what_is_asked_for_once_is_known() {
     test.sees(&[worker(2)]);
     test.until("a peer", |state| state.peers.len() == 1).await;
     *test.machine.failing() = 1;
-    test.pods.set(false);
+    test.pods.set(PodsPossible::None);
     test.until("all is taken away", |state| *state == State::default())
         .await;
 }
@@ -376,7 +381,7 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
 #[tokio::test]
 async fn nothing_is_forwarded_before_the_packet_filter_is_in_place() {
     let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, true).await;
+    let mut test = Meshing::with(directory, PodsPossible::BuiltIn).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
     let asked = test.fake.curator.until(|seen| !seen.mesh_keys.is_empty());
@@ -391,11 +396,33 @@ async fn nothing_is_forwarded_before_the_packet_filter_is_in_place() {
 #[tokio::test]
 async fn without_pods_nothing_is_done() {
     let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, false).await;
+    let mut test = Meshing::with(directory, PodsPossible::None).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
     assert_never("a network", test.pod_network.watch().some()).await;
     assert!(!test.file.exists());
     assert_eq!(*test.state.borrow_and_update(), State::default());
     assert!(test.fake.curator.calls().is_empty());
+}
+
+#[tokio::test]
+async fn for_another_network_packets_are_forwarded_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut test = Meshing::with(directory, PodsPossible::OtherNetwork).await;
+    test.connect();
+    assert_never("a network", test.pod_network.watch().some()).await;
+    assert_eq!(*test.state.borrow_and_update(), State::default());
+    test.filter();
+    let forwarding = State {
+        forwards: true,
+        ..State::default()
+    };
+    test.until("it forwards", |state| *state == forwarding)
+        .await;
+    assert!(test.pod_network.get().flatten().is_none());
+    assert!(!test.file.exists());
+    assert!(test.fake.curator.calls().is_empty());
+    test.pods.set(PodsPossible::None);
+    test.until("its end", |state| *state == State::default())
+        .await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hearth_agent::View;
-use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState};
+use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState, PodNetwork};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_network_policy::node::Network;
@@ -14,7 +14,7 @@ use super::nodes::{Cluster, Member};
 pub(crate) struct Worker {
     /// Input: the nodes.
     pub view: Value<Arc<View>>,
-    /// Input: the settings, for label patterns and taints.
+    /// Input: the settings, for label patterns, taints and the pod network.
     pub settings: Value<Arc<KubernetesConfiguration>>,
     /// Output, set once both are known.
     pub cluster: Writer<Arc<Cluster>>,
@@ -37,6 +37,7 @@ async fn follow(worker: &Worker) -> Outcome {
             patterns: settings.synchronized_labels.clone(),
             taint_control_plane: settings.control_plane_scheduling()
                 == ControlPlaneScheduling::Tainted,
+            other_network: settings.pod_network() == PodNetwork::None,
             ..of_view(&view)
         });
         if worker.cluster.value().get().as_ref() != Some(&cluster) {

@@ -172,11 +172,11 @@ async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) 
             }
             () = sleep_until(rounds.next) => {}
         }
-        rounds.constants().await;
-        if let Some(cluster) = &cluster
-            && rounds.follow(cluster, &seen).await
-        {
-            watching.good();
+        if let Some(cluster) = &cluster {
+            rounds.constants(cluster).await;
+            if rounds.follow(cluster, &seen).await {
+                watching.good();
+            }
         }
         rounds.rest();
     }
@@ -230,7 +230,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// Applies the constant objects if they are due.
-    async fn constants(&mut self) {
+    async fn constants(&mut self, cluster: &Cluster) {
         if Instant::now() < self.drift {
             return;
         }
@@ -240,9 +240,12 @@ impl<'a> Rounds<'a> {
         // Permissions are applied again only if there are any.
         self.going.take_if(|going| !going.is_empty());
         let mut missing = None;
-        let constant = objects::constant().into_iter();
-        let constant = constant.chain(policies::constant());
-        for wanted in constant.chain(admission::policies()) {
+        let mut constant = objects::constant();
+        if !cluster.other_network {
+            constant.push(objects::dns_service());
+            constant.extend(policies::constant());
+        }
+        for wanted in constant.into_iter().chain(admission::policies()) {
             let applied = wanted.apply(&self.client).await;
             let object = format!("{} {}", wanted.kind.name, wanted.name());
             if let Err(error) = &applied {
@@ -267,8 +270,12 @@ impl<'a> Rounds<'a> {
         else {
             return false;
         };
-        let work = nodes::plan(cluster, nodes.values(), &mut self.patience, Instant::now());
+        let mut work = nodes::plan(cluster, nodes.values(), &mut self.patience, Instant::now());
+        let servers = std::mem::take(&mut work.servers);
         self.follow_nodes(work).await;
+        if !cluster.other_network {
+            self.follow_servers(servers).await;
+        }
         let there = cluster.nodes.keys().copied().collect();
         let nodes = plan::Nodes {
             workers,
@@ -347,11 +354,13 @@ impl<'a> Rounds<'a> {
             let patched = if_still_so(nodes.merge(&name, &patch).await);
             self.done("change labels or taints of a Node", patched);
         }
-        if self.servers.as_ref() != Some(&work.servers) {
-            let wanted = objects::dns_endpoints(&work.servers);
-            let applied = wanted.apply(&self.client).await;
+    }
+
+    async fn follow_servers(&mut self, servers: Vec<(String, Ipv4Addr)>) {
+        if self.servers.as_ref() != Some(&servers) {
+            let applied = objects::dns_endpoints(&servers).apply(&self.client).await;
             let told = self.done("apply the endpoints of DNS", applied);
-            self.servers = told.then_some(work.servers);
+            self.servers = told.then_some(servers);
         }
     }
 

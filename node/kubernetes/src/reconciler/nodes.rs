@@ -32,6 +32,8 @@ pub struct Cluster {
     pub patterns: Vec<String>,
     /// Nodes of the control plane get the taint.
     pub taint_control_plane: bool,
+    /// Pods have another network than the built-in one.
+    pub other_network: bool,
 }
 
 /// A node of the cluster.

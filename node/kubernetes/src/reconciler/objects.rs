@@ -69,7 +69,7 @@ impl Wanted {
     }
 }
 
-/// The constant objects, in the order in which they are created. The default storage class comes
+/// The constant objects of every cluster, in the order in which they are created. The default storage class comes
 /// before the namespace of users: a claim without a class that was created before the default class
 /// would never get one.
 pub fn constant() -> Vec<Wanted> {
@@ -80,7 +80,6 @@ pub fn constant() -> Vec<Wanted> {
         default_account(),
         role(),
         binding(),
-        dns_service(),
     ]
     .into()
 }
@@ -175,7 +174,7 @@ fn default_account() -> Wanted {
 }
 
 /// The DNS service, without a selector, because its endpoints are nodes and not pods.
-fn dns_service() -> Wanted {
+pub fn dns_service() -> Wanted {
     let body = json!({
         "metadata": { "labels": {
             "k8s-app": DNS,

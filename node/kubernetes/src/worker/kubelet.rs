@@ -14,13 +14,13 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
+use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, SERVICE_DNS, ports};
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
-use hearth_host::handover::PodNetwork;
+use hearth_host::handover::{PodNetwork, PodsPossible};
 use hearth_host::layout::Root;
 use hearth_kubernetes_api::fields::Node;
 use hearth_kubernetes_api::store::{Event, Full};
@@ -45,6 +45,8 @@ pub(crate) struct Worker {
     pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
+    /// Which network its pods have.
+    pub pods: PodsPossible,
     /// Input: the node's own client, which is set when certificates have been issued.
     pub client: Value<Client>,
     /// Input: whether the images of the extension have been imported.
@@ -61,7 +63,8 @@ pub(crate) struct Worker {
 struct Facts {
     name: String,
     address: IpAddr,
-    network: PodNetwork,
+    /// `None`: the pods have another network than the built-in one.
+    network: Option<PodNetwork>,
     /// Whether this node is a controller as well.
     controller: bool,
 }
@@ -77,7 +80,10 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         let name = parts.member.watch().next().await?.node_id.to_string();
         let mut imported = worker.imported.watch();
         imported.wait_for(Result::is_ok).await?.ok();
-        let network = networks.some().await?;
+        let network = match worker.pods {
+            PodsPossible::BuiltIn => Some(networks.some().await?),
+            PodsPossible::None | PodsPossible::OtherNetwork => None,
+        };
         let address = addresses.next().await?;
         let client = clients.next().await?;
         let controller = is_controller(&all_roles.next().await?);
@@ -106,7 +112,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         tokio::select! {
             () = removed(own) => Ok("its Node has been deleted"),
             renewed = clients.next() => renewed.map(|_| "its certificates have been renewed"),
-            moved = networks.wait_for(|now| *now != Some(facts.network)) => {
+            moved = networks.wait_for(|now| *now != facts.network) => {
                 moved.map(|_| "the pod network has changed")
             }
             moved = addresses.wait_for(|now| *now != facts.address) => {
@@ -150,13 +156,15 @@ async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
 }
 
 impl Worker {
-    /// Writes its configuration and that of the CNI plugins.
+    /// Writes its configuration, and that of the CNI plugins of the built-in network.
     fn program(&self, facts: &Facts) -> Result<Program, Failure> {
         let root = &self.parts.root;
         let files = root.ephemeral.kubernetes().worker();
-        let list = network::conflist(&facts.network, &files.addresses());
-        let file = files.network().join(network::FILE);
-        files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
+        if let Some(network) = &facts.network {
+            let list = network::conflist(network, &files.addresses());
+            let file = files.network().join(network::FILE);
+            files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
+        }
         let config = files.config(Binary::Kubelet.name());
         let reserve = Reserve::here(facts.controller);
         reserve.keep_memory();
@@ -186,6 +194,11 @@ fn configuration(root: &Root, facts: &Facts, reserve: Reserve) -> Json {
     let keys = root.ephemeral.kubernetes().worker();
     let server = keys.keys(certificates::KUBELET_SERVER);
     let socket = root.ephemeral.containerd_socket();
+    // The DNS server on the node itself; in another network, what is installed there.
+    let dns = match &facts.network {
+        Some(network) => network.gateway.to_string(),
+        None => SERVICE_DNS.to_owned(),
+    };
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -207,8 +220,7 @@ fn configuration(root: &Root, facts: &Facts, reserve: Reserve) -> Json {
         },
         "authorization": { "mode": "Webhook" },
         "clusterDomain": KUBERNETES_DOMAIN,
-        // The DNS server on the node itself.
-        "clusterDNS": [facts.network.gateway],
+        "clusterDNS": [dns],
         "resolvConf": "/etc/resolv.conf",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
@@ -249,10 +261,10 @@ mod tests {
         Facts {
             name: "hearth-x".into(),
             address: [192, 0, 2, 7].into(),
-            network: PodNetwork {
+            network: Some(PodNetwork {
                 range: "10.208.3.0/24".parse().unwrap(),
                 gateway: "10.208.3.1".parse().unwrap(),
-            },
+            }),
             controller: true,
         }
     }

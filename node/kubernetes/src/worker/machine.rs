@@ -6,6 +6,7 @@
 //! | mount propagation is shared | volumes that the kubelet mounts have to appear in running containers |
 //! | the kubelet's directory is a bind mount without `noexec` | the data partition is mounted with it, and volumes of pods are in that directory |
 //! | symbolic links in `/var` | paths that are built into programs |
+//! | the same for CNI plugins, and links in `/etc` and `/opt` | another pod network than the built-in one installs itself there |
 //! | sysctls | see [`SETTINGS`] |
 //! | a limit of what pods use of the disk | see [`reserve`] |
 //!
@@ -24,6 +25,7 @@ use std::{fs, io};
 
 use hearth_api::chain;
 use hearth_base::supervisor::{Failure, Outcome};
+use hearth_host::handover::PodsPossible;
 use hearth_host::layout::{self, Root};
 use hearth_sys::mounts::MountFlags;
 use hearth_sys::{cgroups, files, mount_table, sysctl, tree};
@@ -72,10 +74,28 @@ impl MachineLock {
     }
 }
 
-/// Prepares the machine for containers. Idempotent.
-pub(super) async fn prepare(turn: &MachineLock, root: &Root) -> Outcome {
+/// Prepares the machine for containers of these pods. Idempotent.
+pub(super) async fn prepare(turn: &MachineLock, root: &Root, pods: PodsPossible) -> Outcome {
     let root = root.clone();
-    turn.take(move || make(&root)).await?
+    turn.take(move || {
+        make(&root)?;
+        match pods {
+            PodsPossible::OtherNetwork => make_for_other_network(&root),
+            PodsPossible::None | PodsPossible::BuiltIn => Ok(()),
+        }
+    })
+    .await?
+}
+
+/// Gives another pod network the paths that it expects.
+fn make_for_other_network(root: &Root) -> Outcome {
+    let plugins = root.data.kubernetes().network_plugins();
+    files::create_dir_durably(&plugins, 0o755)?;
+    mount_table::bind_with_flags(&plugins, MountFlags::NOSUID | MountFlags::NODEV)?;
+    for (link, target) in layout::network_links(root) {
+        make_link(Path::new(link), &target)?;
+    }
+    Ok(())
 }
 
 fn make(root: &Root) -> Outcome {

@@ -6,13 +6,17 @@
 //! | `images` | containerd's progress | imported |
 //! | `certificates` | curator connection, address | the node's own TLS and client |
 //! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
-//! | `kube-proxy` | client, address, ready servers | its progress |
-//! | `names`, `volumes` | client, pod network | – |
-//! | `policy` | client | the network policy of this node |
+//! | `kube-proxy` * | client, address, ready servers | its progress |
+//! | `volumes` | client | – |
+//! | `names` * | client, pod network | – |
+//! | `policy` * | client | the network policy of this node |
 //! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | ready servers |
 //!
 //! Each restarts independently, and waits for its inputs: the start order follows from the values.
 //! The shutdown order is described in [`containerd`].
+//!
+//! Those with a star belong to the built-in pod network: they do not run in a cluster with another one
+//! (setting `kubernetes.pod_network`, which is fixed when the cluster is created).
 //!
 //! All clients of the worker connect to the API servers through the balancer.
 //!
@@ -28,17 +32,20 @@ mod reserve;
 
 use std::sync::Arc;
 
+use futures::FutureExt as _;
+use futures::future::select_all;
 use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::v1;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
-use hearth_host::handover::{MemberData, PodNetwork};
+use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
 use hearth_kubernetes_api::Client;
 
 use super::containerd::{self, Imported};
 use super::program::Progress;
-use super::{RoleCondition, Worker, balancer, services};
+use super::{RoleCondition, Worker, balancer, services, settings};
 
 pub(super) use machine::MachineLock;
 
@@ -47,11 +54,12 @@ const PRIVATE: u32 = 0o600;
 
 /// The states of the parts, for the condition.
 struct Facts {
-    network: Value<Option<PodNetwork>>,
+    /// `None`: the pods have another network than the built-in one.
+    network: Option<Value<Option<PodNetwork>>>,
     client: Value<Client>,
     waits: Value<String>,
     images: Value<Imported>,
-    programs: [(Binary, Value<Progress>); 3],
+    programs: Vec<(Binary, Value<Progress>)>,
 }
 
 /// Runs the parts of a worker as children of this runnable, and reports their condition. Returns
@@ -62,33 +70,36 @@ pub(super) async fn run(
     bundle: Arc<Bundle>,
     condition: &Writer<RoleCondition>,
 ) -> Outcome {
+    let wanted = "waiting for the cluster's settings";
+    condition.set(RoleCondition::unmet("WaitingForControlPlane", wanted));
+    let pods = match settings::current(&parts.connection).await?.pod_network() {
+        v1::PodNetwork::Unspecified | v1::PodNetwork::BuiltIn => PodsPossible::BuiltIn,
+        v1::PodNetwork::None => PodsPossible::OtherNetwork,
+    };
     condition.set(RoleCondition::unmet("Starting", "preparing the machine"));
-    parts.may_have_pods.set(true);
-    if let Err(error) = machine::prepare(&parts.machine, &parts.root).await {
+    parts.may_have_pods.set(pods);
+    if let Err(error) = machine::prepare(&parts.machine, &parts.root, pods).await {
         condition.set(RoleCondition::unmet("Failing", error.to_string()));
         return Err(error);
     }
     let member = parts.member.watch().next().await?;
-    let facts = start(ctx, parts, &bundle, &member)?;
+    let facts = start(ctx, parts, &bundle, &member, pods)?;
     ctx.healthy();
-    let mut network = facts.network.watch();
+    let mut network = parts.pod_network.watch();
     let mut client = facts.client.watch();
     let mut waits = facts.waits.watch();
     let mut images = facts.images.watch();
-    let [containerd, kubelet, proxy] = &facts.programs;
-    let mut containerd = containerd.1.watch();
-    let mut kubelet = kubelet.1.watch();
-    let mut proxy = proxy.1.watch();
+    let programs = facts.programs.iter();
+    let mut programs: Vec<_> = programs.map(|(_, progress)| progress.watch()).collect();
     loop {
         condition.set(facts.condition());
+        let program = select_all(programs.iter_mut().map(|one| one.next().boxed()));
         tokio::select! {
             changed = network.next() => changed.map(drop)?,
             changed = client.next() => changed.map(drop)?,
             changed = waits.next() => changed.map(drop)?,
             changed = images.next() => changed.map(drop)?,
-            changed = containerd.next() => changed.map(drop)?,
-            changed = kubelet.next() => changed.map(drop)?,
-            changed = proxy.next() => changed.map(drop)?,
+            (changed, ..) = program => changed.map(drop)?,
         }
     }
 }
@@ -98,6 +109,7 @@ fn start(
     parts: &Arc<Worker>,
     bundle: &Arc<Bundle>,
     member: &MemberData,
+    pods: PodsPossible,
 ) -> Result<Facts, Failure> {
     let in_use = ReadLock::default();
     let (containerd_writer, containerd) = event::value();
@@ -106,7 +118,6 @@ fn start(
     let (client_writer, client) = event::value();
     let (waits_writer, waits) = event::value();
     let (kubelet_writer, kubelet) = event::value();
-    let (proxy_writer, proxy) = event::value();
     let worker = Arc::new(containerd::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
@@ -138,10 +149,10 @@ fn start(
         certificates::run(ctx, worker.clone())
     })?;
     let ready = balancer::start(ctx, parts, member, tls)?;
-    services::start(ctx, parts, &client)?;
     let worker = Arc::new(kubelet::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
+        pods,
         client: client.clone(),
         imported: imported.clone(),
         containerd: in_use,
@@ -149,31 +160,47 @@ fn start(
         progress: kubelet_writer,
     });
     ctx.run_restartable("kubelet", &worker, kubelet::run)?;
+    services::volumes(ctx, parts, &client)?;
+    let mut facts = Facts {
+        network: None,
+        client,
+        waits,
+        images: imported,
+        programs: vec![(Binary::Containerd, containerd), (Binary::Kubelet, kubelet)],
+    };
+    if pods == PodsPossible::BuiltIn {
+        services::of_built_in_network(ctx, parts, &facts.client)?;
+        facts.network = Some(parts.pod_network.clone());
+        let proxy = start_proxy(ctx, parts, bundle, &facts.client, ready)?;
+        facts.programs.push((Binary::Proxy, proxy));
+    }
+    Ok(facts)
+}
+
+fn start_proxy(
+    ctx: &Context,
+    parts: &Arc<Worker>,
+    bundle: &Arc<Bundle>,
+    client: &Value<Client>,
+    ready: Value<usize>,
+) -> Result<Value<Progress>, Failure> {
+    let (writer, progress) = event::value();
     let worker = Arc::new(proxy::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
         client: client.clone(),
         ready,
-        progress: proxy_writer,
+        progress: writer,
     });
     ctx.run_restartable("kube-proxy", &worker, proxy::run)?;
-    Ok(Facts {
-        network: parts.pod_network.clone(),
-        client,
-        waits,
-        images: imported,
-        programs: [
-            (Binary::Containerd, containerd),
-            (Binary::Kubelet, kubelet),
-            (Binary::Proxy, proxy),
-        ],
-    })
+    Ok(progress)
 }
 
 impl Facts {
     fn condition(&self) -> RoleCondition {
-        let programs = self.programs.each_ref();
+        let programs = self.programs.iter();
         let programs = programs.map(|(binary, progress)| (binary.name(), progress.get()));
+        let programs: Vec<_> = programs.collect();
         let waits = match self.client.get() {
             Some(_) => None,
             None => Some(
@@ -183,12 +210,9 @@ impl Facts {
             ),
         };
         let images = self.images.get().and_then(Result::err);
-        judge(
-            waits,
-            self.network.get().flatten().is_some(),
-            images,
-            &programs,
-        )
+        let network = self.network.as_ref();
+        let network = network.is_none_or(|network| network.get().flatten().is_some());
+        judge(waits, network, images, &programs)
     }
 }
 

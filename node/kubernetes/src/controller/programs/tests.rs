@@ -16,8 +16,10 @@ fn is_as_committed(committed: &str, program: impl Fn(&Bundle) -> Program) {
 
 #[test]
 fn the_programs_are_started_as_committed() {
-    let companion =
-        |profile| move |bundle: &Bundle| companion(bundle, &root(), Ports::default(), profile);
+    let network = PodNetwork::BuiltIn;
+    let companion = |profile| {
+        move |bundle: &Bundle| companion(bundle, &root(), Ports::default(), profile, network)
+    };
     is_as_committed(
         include_str!("../../snapshot/kube-apiserver.txt"),
         |bundle| apiserver(bundle, &root(), Ports::default(), ADDRESS),
@@ -30,6 +32,20 @@ fn the_programs_are_started_as_committed() {
         include_str!("../../snapshot/kube-scheduler.txt"),
         companion(SCHEDULER),
     );
+}
+
+#[test]
+fn another_pod_network_gets_the_ranges_of_the_nodes() {
+    let bundle = EmptyBundle::of(KUBERNETES[0]);
+    let with = |network| {
+        let (root, ports) = (root(), Ports::default());
+        let program = companion(&bundle.bundle, &root, ports, CONTROLLER_MANAGER, network);
+        bundle.lines(&program)
+    };
+    let expected = "---allocate-node-cidrs=false\n+--allocate-node-cidrs=true\n\
+                    +--cluster-cidr=10.208.0.0/12\n";
+    let (built_in, other) = (with(PodNetwork::BuiltIn), with(PodNetwork::None));
+    assert_eq!(difference(&built_in, &other), expected);
 }
 
 #[test]
