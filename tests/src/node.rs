@@ -14,7 +14,7 @@ use hearth_api::client::{Channel, Endpoint};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names;
 use hearth_api::v1::node_management_client::NodeManagementClient;
-use hearth_api::v1::{ClusterConfiguration, NodeParameters, PodNetwork, StorageSecurityPolicy};
+use hearth_api::v1::{ClusterConfiguration, NodeParameters, StorageSecurityPolicy};
 use hearth_lab::formation::shown_key;
 use hearth_lab::owner::with_storage;
 use hearth_lab::{Owner, tool};
@@ -238,16 +238,9 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// With another storage security policy.
-    pub fn storage(mut self, policy: StorageSecurityPolicy) -> Self {
-        self.configuration.set_storage_security_policy(policy);
-        self
-    }
-
-    /// With another pod network setting.
-    pub fn pod_network(mut self, network: PodNetwork) -> Self {
-        let kubernetes = self.configuration.kubernetes.get_or_insert_default();
-        kubernetes.set_pod_network(network);
+    /// With other settings of the cluster that it founds.
+    pub fn configured(mut self, change: impl FnOnce(&mut ClusterConfiguration)) -> Self {
+        change(&mut self.configuration);
         self
     }
 

@@ -19,8 +19,9 @@ use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
 use hearth_enrolment::sealed::{SealedStore, Sealer};
-use hearth_host::boot_record::{self, BootCounter};
+use hearth_host::boot_record::BootCounter;
 use hearth_host::bundle::Binary;
+use hearth_host::clock::BootClock;
 use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
 use hearth_host::console::{report, report_once};
 use hearth_host::image::Image;
@@ -67,6 +68,7 @@ struct Node {
     root: Root,
     log_tree: LogTree,
     power: Power,
+    clock: BootClock,
     record: Mutex<Option<BootCounter>>,
     #[cfg(feature = "debug-service")]
     tree: event::Value<hearth_base::supervisor::Tree>,
@@ -130,7 +132,7 @@ async fn core() -> Result<PowerRequest, Error> {
     let image = Image::of_system()?;
     let log_tree = start_log();
     let console = logtree::console(&log_tree, std::io::stdout(), is_for_console, 0)?;
-    boot_record::raise_clock(image.build_time);
+    let clock = BootClock::begin(image.build_time);
     raise_file_limit();
     if let Err(error) = memory::set_oom_score(OOM_SCORE) {
         tracing::warn!(%error, "cannot protect the node from running out of memory first");
@@ -147,6 +149,7 @@ async fn core() -> Result<PowerRequest, Error> {
         root,
         log_tree,
         power: Power::default(),
+        clock,
         record: Mutex::new(None),
         #[cfg(feature = "debug-service")]
         tree,
@@ -420,7 +423,7 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
 /// Counts this boot, tells PID 1 how long to wait before a reboot should the core fail, and starts
 /// the runnable that resets the count once the node is stable.
 fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) -> Outcome {
-    let keeper = match BootCounter::begin(&node.root.esp.boot_record()) {
+    let keeper = match BootCounter::begin(&node.root.esp.boot_record(), node.clock) {
         Ok(keeper) => keeper,
         Err(error) => {
             tracing::warn!("cannot update boot record: {}", chain(&error));

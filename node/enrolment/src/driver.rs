@@ -7,6 +7,8 @@
 //! On a node that its cluster has removed the runnable never completes, since there is no member to
 //! hand over.
 
+mod clock;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -320,6 +322,7 @@ where
         parameters: &Parameters,
         bootstrap: &Bootstrap,
     ) -> Result<Founding, Failure> {
+        clock::can_found(&self.lifetime)?;
         let mode = bootstrap.seed.configuration.tpm_mode();
         let tpm_usage = parameters::tpm_usage(mode, self.sealed.can_seal()).ok_or_else(|| {
             Failure::Refuse(
@@ -440,6 +443,7 @@ where
     }
 
     async fn register(&self, registering: &Registering) -> Result<Done, Failure> {
+        clock::is_before_the_end(&registering.cluster_ca)?;
         self.has_address().await?;
         let first = registering.answer.is_none();
         if first {
@@ -487,6 +491,7 @@ where
 
     /// Gets the unlock key, from the cluster or from the owner.
     async fn unlock(&self, member: &Arc<Member>) -> Result<Done, Failure> {
+        clock::is_before_the_end(&member.cluster_ca)?;
         self.waiting.set(Some(member.clone()));
         let result = tokio::select! {
             key = self.key_of_owner() => Ok(Done::Unlocked(key, None)),
@@ -620,6 +625,7 @@ where
     }
 
     async fn load_credentials(&self, member: Arc<Member>) -> Result<Done, Failure> {
+        clock::is_before_the_end(&member.cluster_ca)?;
         let files = self.root.data.node().credentials();
         let loaded = blocking(move || credentials::load(&files)).await?;
         match loaded.map_err(again)? {

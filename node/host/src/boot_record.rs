@@ -5,8 +5,7 @@
 //! and a node that has run without failure for a while resets it to zero. The core derives the
 //! delay from the counter and writes it to a file for PID 1 before anything else can fail.
 //!
-//! The clock is raised to the later of the image's build time and the time saved here, so that a
-//! machine with a flat battery does not accept expired certificates.
+//! The time is saved for machines whose clock has no battery; [`clock`](crate::clock) says when it is believed.
 //!
 //! The boot record is best effort: if the ESP cannot be read or written, the boot continues with a
 //! warning.
@@ -14,10 +13,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::private::BootRecord;
-use hearth_sys::clock;
 use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
 use prost::Message;
 
+use crate::clock::BootClock;
 use crate::layout::StateFile;
 
 const VERSION: u32 = 1;
@@ -41,11 +40,15 @@ pub fn boot_id() -> std::io::Result<String> {
 pub struct BootCounter {
     slots: SlotPair<FileSlot>,
     restless_boots: u32,
+    clock: BootClock,
+    /// The last time that may be believed, in seconds since 1970.
+    saved: i64,
 }
 
 impl BootCounter {
-    /// Reads the record, raises the clock to the saved time and counts this boot.
-    pub fn begin(file: &StateFile) -> Result<Self, SlotError> {
+    /// Reads the record, sets the clock to the saved time if that is ahead and can be believed, and
+    /// counts this boot.
+    pub fn begin(file: &StateFile, clock: BootClock) -> Result<Self, SlotError> {
         let mut slots = file.slots(&[FORMAT]);
         let record = match slots.load() {
             Ok(Loaded::Value { payload, .. }) => BootRecord::decode(payload.as_slice()).ok(),
@@ -59,13 +62,17 @@ impl BootCounter {
             }
         };
         let record = record.unwrap_or_default();
-        if let Ok(saved) = u64::try_from(record.saved_time) {
-            raise_clock(UNIX_EPOCH + Duration::from_secs(saved));
-        }
+        let seconds = u64::try_from(record.saved_time).unwrap_or_default();
+        let saved = match clock.believe(UNIX_EPOCH + Duration::from_secs(seconds)) {
+            true => record.saved_time,
+            false => 0,
+        };
         let restless_boots = record.restless_boots.saturating_add(1);
         let mut keeper = Self {
             slots,
             restless_boots,
+            clock,
+            saved,
         };
         keeper.save()?;
         Ok(keeper)
@@ -82,33 +89,23 @@ impl BootCounter {
         self.save()
     }
 
-    /// Saves the counter and the current time.
+    /// Saves the counter, and the current time if a boot may believe it.
     #[expect(
         clippy::disallowed_methods,
         reason = "the time that is saved is the system clock"
     )]
     pub fn save(&mut self) -> Result<(), SlotError> {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = SystemTime::now();
+        if self.clock.may_save(now) {
+            let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.saved = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        }
         let record = BootRecord {
             version: VERSION,
             restless_boots: self.restless_boots,
-            saved_time: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+            saved_time: self.saved,
         };
         self.slots.save(&record.encode_to_vec()).map(|_| ())
-    }
-}
-
-/// Sets the clock to `floor` if it is before it.
-pub fn raise_clock(floor: SystemTime) {
-    match clock::raise_to(floor) {
-        Ok(None) => {}
-        Ok(Some(by)) => tracing::warn!(
-            seconds = by.as_secs(),
-            "the clock was behind and has been set forward"
-        ),
-        Err(error) => tracing::warn!(%error, "the clock is behind and cannot be set"),
     }
 }
 
@@ -137,6 +134,12 @@ mod tests {
         }
     }
 
+    /// With the clock of this machine, which is right, and an image that was built in 2023.
+    fn begin(esp: &tempfile::TempDir) -> Result<BootCounter, SlotError> {
+        let built = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        BootCounter::begin(&file(esp), BootClock::begin(built))
+    }
+
     #[test]
     fn the_delay_grows_and_is_bounded() {
         let delays: Vec<u64> = (0..=12).map(|boots| delay(boots).as_secs()).collect();
@@ -148,18 +151,12 @@ mod tests {
     fn boots_are_counted_until_the_node_rests() {
         let esp = tempfile::tempdir().unwrap();
         for _ in 0..FREE_BOOTS {
-            assert_eq!(
-                BootCounter::begin(&file(&esp)).unwrap().reboot_delay(),
-                Duration::ZERO
-            );
+            assert_eq!(begin(&esp).unwrap().reboot_delay(), Duration::ZERO);
         }
-        let mut keeper = BootCounter::begin(&file(&esp)).unwrap();
+        let mut keeper = begin(&esp).unwrap();
         assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
         keeper.rest().unwrap();
-        assert_eq!(
-            BootCounter::begin(&file(&esp)).unwrap().reboot_delay(),
-            Duration::ZERO
-        );
+        assert_eq!(begin(&esp).unwrap().reboot_delay(), Duration::ZERO);
     }
 
     #[test]
@@ -168,8 +165,26 @@ mod tests {
         for slot in file(&esp).paths() {
             std::fs::write(slot, b"garbage").unwrap();
         }
-        let keeper = BootCounter::begin(&file(&esp)).unwrap();
+        let keeper = begin(&esp).unwrap();
         assert_eq!(keeper.restless_boots, 1);
+    }
+
+    #[test]
+    fn a_time_that_is_years_ahead_is_forgotten() {
+        let esp = tempfile::tempdir().unwrap();
+        let ahead = BootRecord {
+            version: VERSION,
+            restless_boots: 0,
+            // 2060.
+            saved_time: 2_840_140_800,
+        };
+        let mut slots = file(&esp).slots(&[FORMAT]);
+        slots.load().unwrap();
+        slots.save(&ahead.encode_to_vec()).unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let now = i64::try_from(now.as_secs()).unwrap();
+        let keeper = begin(&esp).unwrap();
+        assert!((now..now + 600).contains(&keeper.saved), "{}", keeper.saved);
     }
 
     /// The saved time is the current one, so the test replaces it before the comparison.
@@ -177,7 +192,7 @@ mod tests {
     fn the_stored_form_stays() {
         const SAVED: i64 = 1_700_000_000;
         let esp = tempfile::tempdir().unwrap();
-        BootCounter::begin(&file(&esp)).unwrap();
+        begin(&esp).unwrap();
         let [a, b] = file(&esp).paths().map(|path| std::fs::read(path).unwrap());
         assert_eq!(a, b);
         let (before, record) = a.split_at(HEADER_LEN);
@@ -207,6 +222,6 @@ mod tests {
             saved_time: SAVED,
         };
         assert_eq!(BootRecord::decode(&payload[..]).unwrap(), wanted);
-        assert_eq!(BootCounter::begin(&file(&esp)).unwrap().restless_boots, 2);
+        assert_eq!(begin(&esp).unwrap().restless_boots, 2);
     }
 }

@@ -12,6 +12,7 @@
 
 pub mod boot_record;
 pub mod bundle;
+pub mod clock;
 pub mod cluster_state;
 pub mod console;
 pub mod credentials;

@@ -133,6 +133,11 @@ impl Lifetime {
         }
     }
 
+    /// Its end.
+    pub fn end(&self) -> SystemTime {
+        self.not_after.into()
+    }
+
     /// The lifetime of a certificate in DER.
     pub fn of(certificate: &[u8]) -> Result<Self, PkiError> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate)

@@ -304,7 +304,10 @@ async fn the_previous_minor_version_runs_a_pod() -> Outcome {
 async fn another_pod_network_can_be_installed() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded_as(&test, 1, |_, plan| {
-        Ok(plan.kubernetes()?.pod_network(PodNetwork::None))
+        Ok(plan.kubernetes()?.configured(|settings| {
+            let kubernetes = settings.kubernetes.get_or_insert_default();
+            kubernetes.set_pod_network(PodNetwork::None);
+        }))
     })
     .await?;
     let node = cluster.node(1).id().to_owned();

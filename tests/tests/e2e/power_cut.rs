@@ -74,7 +74,10 @@ fn without_status(node: &v1::Node) -> v1::Node {
 async fn an_encrypted_member_waits_for_the_end_of_its_former_boot() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let sealed = StorageSecurityPolicy::NeedsEncryptionAndAuthentication;
-    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| Ok(plan.storage(sealed))).await?;
+    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| {
+        Ok(plan.configured(|settings| settings.set_storage_security_policy(sealed)))
+    })
+    .await?;
     cluster.add_nodes(&[2]).await?;
     cluster.all_healthy().await?;
     joined(&mut cluster, 1).await?;

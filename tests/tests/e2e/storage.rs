@@ -122,7 +122,11 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let plan = test.node("node").raw_disk();
     let node = plan
-        .storage(StorageSecurityPolicy::NeedsEncryptionAndAuthentication)
+        .configured(|settings| {
+            settings.set_storage_security_policy(
+                StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
+            );
+        })
         .install()
         .await?;
     let vm = node.power_on().await?;

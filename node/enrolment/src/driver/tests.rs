@@ -4,13 +4,14 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::Mutex as StdMutex;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use hearth_api::recovery::RecoveryKey;
-use hearth_api::testing::{TestCluster, TestCurator};
+use hearth_api::testing::TestCurator;
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeParameters, StorageSecurityPolicy,
-    TpmMode, cluster_directory, node_parameters,
+    ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeParameters, StorageSecurity,
+    StorageSecurityPolicy, TpmMode, cluster_directory, node_parameters,
 };
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
@@ -19,6 +20,7 @@ use hearth_host::parameters::{Found, Source};
 use hearth_host::storage::header::HeaderState;
 use hearth_host::storage::testing::Files;
 use prost::Message as _;
+use rustls_pki_types::CertificateDer;
 
 use super::super::testing;
 use super::*;
@@ -34,6 +36,8 @@ pub(crate) struct Machine {
     pub(crate) unlock_at: SocketAddr,
     /// A file that is not there, unless a test sets another.
     pub(crate) console: PathBuf,
+    /// That of the certificates that its image makes.
+    lifetime: pki::Lifetime,
 }
 
 /// One boot of the machine.
@@ -61,15 +65,17 @@ impl Machine {
             files: Files::new(dir.path()),
             console: dir.path().join("console"),
             unlock_at: free_address(),
+            lifetime: pki::Lifetime::since_build(SystemTime::now()),
             root,
             _dir: dir,
         }
     }
 
-    /// A member of a cluster, powered off, whose directory has these curators, in this order. It has no credentials.
+    /// A member of the cluster with this CA, powered off, whose directory has these curators, in this order. It has no
+    /// credentials.
     pub(crate) fn of_member(
         founding: &Founding,
-        cluster: &TestCluster,
+        ca: &CertificateDer<'static>,
         curators: &[&TestCurator],
     ) -> Self {
         let machine = Self::new();
@@ -78,7 +84,7 @@ impl Machine {
         data.initialise(&volume).unwrap();
         data.make_file_system(&volume).unwrap();
         data.mark_ready(&volume).unwrap();
-        let member = founding.into_member(cluster.ca().clone());
+        let member = founding.into_member(ca.clone());
         SealedStore::new(&machine.root.esp, None)
             .save(&Sealed::Member(Arc::new(member)))
             .unwrap();
@@ -136,7 +142,7 @@ impl Machine {
             saved_directory: Arc::new(DirectoryStore::new(&self.root.esp)),
             asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
             data,
-            lifetime: pki::Lifetime::since_build(std::time::SystemTime::now()),
+            lifetime: self.lifetime,
             can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
@@ -313,6 +319,44 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
         );
         boot.off().await;
     }
+}
+
+#[tokio::test]
+async fn a_clock_past_the_end_of_certificates_is_told() {
+    let year = Duration::from_secs(365 * 24 * 3600);
+    let mut machine = Machine::new();
+    machine.lifetime = pki::Lifetime::since_build(UNIX_EPOCH + year);
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
+    let refused = |status: &EnrolmentStatus| match status {
+        EnrolmentStatus::Refused(why) => why.contains("would create end on 1990-12-"),
+        _ => false,
+    };
+    boot.until(refused).await;
+    boot.off().await;
+    assert_eq!(machine.header(), HeaderState::Blank);
+    let store = SealedStore::new(&machine.root.esp, None);
+    assert!(matches!(store.load().unwrap(), Stored::Absent));
+
+    let founding = testing::founding(1, StorageSecurity::Insecure);
+    let founder = pki::Bootstrapper {
+        cluster_id: founding.identity.cluster_id,
+        node_id: founding.identity.node_id,
+        node_key: &founding.node_key,
+        lifetime: machine.lifetime,
+    };
+    let etcd = machine.root.data.etcd();
+    machine.root.data.make_directories().unwrap();
+    let ca = pki::found(&etcd, &founder).unwrap();
+    let machine = Machine::of_member(&founding, &ca, &[]);
+    let boot = machine.boot(Ok(None));
+    let waits = |status: &EnrolmentStatus| match status {
+        EnrolmentStatus::Retrying { reason, .. } => {
+            reason.contains("the certificates of its cluster end on 1990-12-")
+        }
+        _ => false,
+    };
+    boot.until(waits).await;
+    boot.off().await;
 }
 
 #[tokio::test]

@@ -11,7 +11,11 @@ use super::*;
 
 /// An encrypted member whose directory has these curators, in this order.
 fn member(cluster: &TestCluster, curators: &[&TestCurator]) -> Machine {
-    Machine::of_member(&founding(1, StorageSecurity::Encrypted), cluster, curators)
+    Machine::of_member(
+        &founding(1, StorageSecurity::Encrypted),
+        cluster.ca(),
+        curators,
+    )
 }
 
 async fn curator(cluster: &Arc<TestCluster>, unlock_key: Option<ClusterUnlockKey>) -> TestCurator {

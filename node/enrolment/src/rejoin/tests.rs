@@ -202,7 +202,7 @@ async fn what_is_half_disowned_is_completed_without_the_cluster() {
 
 /// A member of a cluster of which nothing but the answers of one curator exists.
 fn scripted(founding: &Founding, cluster: &TestCluster, curator: &TestCurator) -> Node {
-    let machine = Machine::of_member(founding, cluster, &[curator]);
+    let machine = Machine::of_member(founding, cluster.ca(), &[curator]);
     let credentials = cluster.node();
     Node {
         key: credentials.key.public(),

@@ -118,7 +118,7 @@ async fn an_owner_opens_a_node_whose_curators_are_down() {
     let curator = silent(&cluster).await;
     for policy in [ColdStartPolicy::Owner, ColdStartPolicy::Tpm] {
         let keys = Keys::of(policy);
-        let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+        let machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
         let boot = machine.boot(Ok(None));
         let mut client = connect(machine.unlock_at).await;
         let (challenge, directory) = challenge(&mut client).await;
@@ -136,10 +136,10 @@ async fn answers_that_are_not_the_owners_change_nothing() {
     let cluster = Arc::new(TestCluster::new());
     let curator = silent(&cluster).await;
     let keys = Keys::of(ColdStartPolicy::Owner);
-    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let before = std::fs::read(machine.files.device_path()).unwrap();
     // The same disk in another machine: its answers are not accepted here.
-    let other = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let other = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let (boot, other_boot) = (machine.boot(Ok(None)), other.boot(Ok(None)));
     let mut client = connect(machine.unlock_at).await;
     let (received, _) = challenge(&mut client).await;
@@ -168,7 +168,7 @@ async fn a_key_that_does_not_open_the_disk_is_not_used() {
     let curator = silent(&cluster).await;
     let mut keys = Keys::of(ColdStartPolicy::Owner);
     keys.wrap(&ClusterUnlockKey::generate());
-    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let boot = machine.boot(Ok(None));
     let mut client = connect(machine.unlock_at).await;
     let (received, _) = challenge(&mut client).await;
@@ -183,7 +183,7 @@ async fn a_node_that_its_owner_may_not_open_presents_nothing() {
     let cluster = Arc::new(TestCluster::new());
     let curator = silent(&cluster).await;
     let keys = Keys::of(ColdStartPolicy::None);
-    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let boot = machine.boot(Ok(None));
     let waits = boot.until(|status| matches!(status, EnrolmentStatus::Retrying { .. }));
     let EnrolmentStatus::Retrying { reason, .. } = waits.await else {
@@ -204,7 +204,7 @@ async fn a_curator_that_answers_first_closes_the_port() {
         ..Script::default()
     };
     let curator = TestCurator::start(&cluster, script, wall_clock()).await;
-    let machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     opened(machine.boot(Ok(None))).await;
     assert!(std::net::TcpStream::connect(machine.unlock_at).is_err());
 }
@@ -214,7 +214,7 @@ async fn the_recovery_key_alone_opens_a_node_at_its_console() {
     let cluster = Arc::new(TestCluster::new());
     let curator = silent(&cluster).await;
     let keys = Keys::of(ColdStartPolicy::Owner);
-    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let mut machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let mut terminal = Terminal::new().unwrap();
     machine.console = terminal.device().to_owned();
     let boot = machine.boot(Ok(None));
@@ -242,7 +242,7 @@ async fn a_key_from_the_console_that_does_not_open_the_disk_is_not_used() {
     let curator = silent(&cluster).await;
     let mut keys = Keys::of(ColdStartPolicy::Owner);
     keys.wrap(&ClusterUnlockKey::generate());
-    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let mut machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     let mut terminal = Terminal::new().unwrap();
     machine.console = terminal.device().to_owned();
     let boot = machine.boot(Ok(None));
@@ -261,7 +261,7 @@ async fn the_owner_opens_the_sealed_configuration_of_a_lost_tpm_at_the_console()
     let cluster = Arc::new(TestCluster::new());
     let curator = silent(&cluster).await;
     let mut keys = Keys::of(ColdStartPolicy::Tpm);
-    let mut machine = Machine::of_member(&keys.founding, &cluster, &[&curator]);
+    let mut machine = Machine::of_member(&keys.founding, cluster.ca(), &[&curator]);
     keys.founding.identity.tpm_usage = TpmUsage::PresentAndUsed;
     let mut terminal = Terminal::new().unwrap();
     machine.console = terminal.device().to_owned();
