@@ -211,7 +211,7 @@ mkdir -p /mnt && mount -t tmpfs none /mnt || echo tmpfs";
 /// is a difference, too.
 const CONFINED: &str = "exec 2>&1
 for name in apiserver controller scheduler; do
-  process=$(grep -lx kube-$name /proc/[0-9]*/comm | cut -d/ -f3)
+  process=$(grep -slx kube-$name /proc/[0-9]*/comm | cut -d/ -f3)
   test -n \"$process\" || echo no $name
   grep -q '^Uid:.64001.64001.64001.64001$' /proc/$process/status || echo $name is root
   grep -q '^CapPrm:.0000000000000000$' /proc/$process/status || echo $name has capabilities
