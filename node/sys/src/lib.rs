@@ -38,6 +38,7 @@ pub mod nftables;
 pub mod pci;
 pub mod power_button;
 pub mod quota;
+pub mod random;
 mod raw;
 pub mod slots;
 pub mod static_network;

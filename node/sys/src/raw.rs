@@ -472,3 +472,76 @@ pub(super) fn project_usage(
     };
     Ok((amount(1, 3), amount(5, 6)))
 }
+
+/// Moves the system clock by this many seconds and, on top of that, nanoseconds (below 10⁹), at once.
+pub(super) fn shift_clock(seconds: i64, nanoseconds: u32) -> io::Result<()> {
+    adjust(|timex| {
+        timex.modes = libc::ADJ_SETOFFSET | libc::ADJ_NANO;
+        timex.time.tv_sec = seconds;
+        timex.time.tv_usec = nanoseconds.into();
+    })
+}
+
+/// The settings of the kernel's clock discipline.
+pub(super) struct Discipline {
+    /// What remains to be corrected, in nanoseconds; the kernel takes at most half a second.
+    pub(super) offset: i64,
+    /// The time constant: the binary logarithm of the seconds between corrections, minus four.
+    pub(super) constant: i64,
+    /// Whether the clock is marked as unsynchronised.
+    pub(super) is_unsynchronised: bool,
+    /// The maximum and the estimated error in microseconds.
+    pub(super) error: i64,
+}
+
+/// Lets the kernel correct the clock and its frequency gradually.
+pub(super) fn discipline_clock(settings: &Discipline) -> io::Result<()> {
+    adjust(|timex| {
+        timex.modes = libc::ADJ_OFFSET
+            | libc::ADJ_STATUS
+            | libc::ADJ_TIMECONST
+            | libc::ADJ_MAXERROR
+            | libc::ADJ_ESTERROR
+            | libc::ADJ_NANO;
+        timex.offset = settings.offset;
+        timex.constant = settings.constant;
+        timex.maxerror = settings.error;
+        timex.esterror = settings.error;
+        timex.status = libc::STA_PLL;
+        if settings.is_unsynchronised {
+            timex.status |= libc::STA_UNSYNC;
+        }
+    })
+}
+
+/// Whether the clock is marked as unsynchronised.
+pub(super) fn clock_is_unsynchronised() -> io::Result<bool> {
+    let mut timex = no_adjustment();
+    // SAFETY: the structure is valid for reads and writes during the call; modes of 0 only read.
+    checked(unsafe { libc::adjtimex(&mut timex) })?;
+    Ok(timex.status & libc::STA_UNSYNC != 0)
+}
+
+fn adjust(set: impl FnOnce(&mut libc::timex)) -> io::Result<()> {
+    let mut timex = no_adjustment();
+    set(&mut timex);
+    // SAFETY: the structure is valid for reads and writes during the call.
+    checked(unsafe { libc::adjtimex(&mut timex) }).map(drop)
+}
+
+fn no_adjustment() -> libc::timex {
+    // SAFETY: the structure has only integers, for which zero is valid.
+    unsafe { mem::zeroed() }
+}
+
+/// Sets a hardware clock. The fields are those of the kernel's `struct rtc_time`: second, minute,
+/// hour, day of the month, month from 0, years since 1900; the others are not read.
+pub(super) fn set_rtc(rtc: impl AsFd, fields: [libc::c_int; 6]) -> io::Result<()> {
+    // _IOW('p', 0x0a, struct rtc_time)
+    const RTC_SET_TIME: libc::c_ulong = 1 << 30 | 36 << 16 | (b'p' as libc::c_ulong) << 8 | 0x0a;
+    let mut time = [0; 9];
+    time[..6].copy_from_slice(&fields);
+    // SAFETY: the call reads only the array of nine ints, which outlives it.
+    checked(unsafe { libc::ioctl(rtc.as_fd().as_raw_fd(), RTC_SET_TIME, time.as_ptr()) })?;
+    Ok(())
+}

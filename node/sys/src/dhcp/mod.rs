@@ -44,6 +44,7 @@ use tokio::time::Instant;
 
 use super::cidr::Cidr;
 use super::netlink::{LinkMonitor, Netlink, NetlinkError, Route};
+use super::random;
 use super::raw::{self, Watched};
 use machine::{Action, Machine};
 
@@ -193,7 +194,7 @@ impl Client {
             step: "listen",
             source,
         })?;
-        let machine = Machine::new(mac, options.host_name.clone(), Box::new(random));
+        let machine = Machine::new(mac, options.host_name.clone(), Box::new(random::number));
         Ok(Self {
             interface: interface.to_owned(),
             index: link.index,
@@ -389,13 +390,4 @@ fn renewing_socket(interface: &str, from: Ipv4Addr) -> io::Result<UdpSocket> {
     socket::setsockopt(&socket, sockopt::BindToDevice, &interface.into())?;
     socket.set_nonblocking(true)?;
     Ok(socket)
-}
-
-/// Unpredictable numbers: if a transaction ID can be guessed, anyone can send a reply.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Cannot fail for so few bytes once the pool is initialised, which the kernel waits for. If it
-    // did, the transaction ID could be guessed.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u64::from_ne_bytes(bytes)
 }
