@@ -42,6 +42,7 @@ pub mod settings;
 pub mod shares;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod time_server;
 pub mod tls;
 pub mod transport;
 #[cfg(any(test, feature = "operator"))]

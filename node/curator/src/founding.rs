@@ -189,6 +189,7 @@ mod tests {
                         ..KubernetesConfiguration::default()
                     }),
                     curator_session_seconds: 0,
+                    time_servers: Vec::new(),
                 },
                 labels: vec![Label {
                     key: "zone".into(),

@@ -66,6 +66,7 @@ impl Home {
             }),
             network: None,
             wipe: None,
+            time_servers: Vec::new(),
         }
     }
 

@@ -38,7 +38,7 @@ enum Answer {
     /// From hearthctl.
     Owner(Box<Owning>, Result<Progress>),
     /// A certificate for this process, and the parameters of further nodes.
-    Met(Result<(Operator, v1::NodeParameters)>),
+    Met(Result<(Operator, Box<v1::NodeParameters>)>),
     /// From one reconciliation.
     ReconcileResult(Operator, Result<ReconcileResult>),
 }
@@ -283,7 +283,7 @@ fn meet(asker: Asker) -> BoxFuture<'static, Answer> {
             let parameters = operator.register_parameters().await;
             let parameters =
                 parameters.map_err(LabError::call("GetRegisterTicket or GetClusterInfo"))?;
-            Ok((operator, parameters))
+            Ok((operator, Box::new(parameters)))
         };
         let met = met.await;
         if met.is_err() {

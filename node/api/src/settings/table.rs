@@ -3,6 +3,7 @@
 use super::Setting;
 use super::kinds::{Choice, List, Number, Text};
 use crate::labels;
+use crate::time_server::{self, TimeServer};
 use crate::v1::{
     ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel, StorageSecurityPolicy,
     TpmMode,
@@ -162,6 +163,17 @@ pub static SETTINGS: &[Setting] = &[
             default: 6,
             // Shorter ones would expire before a curator that has lost contact stops answering.
             range: 5..=60,
+        },
+    },
+    Setting {
+        path: "time_servers",
+        help: "NTP servers of all nodes, as IP addresses with or without a port; none: those of DHCP",
+        fixed: None,
+        kind: &List {
+            field: |configuration| &mut configuration.time_servers,
+            max_length: time_server::MOST,
+            expected: time_server::EXPECTED,
+            is_valid: |text| text.parse::<TimeServer>().is_ok(),
         },
     },
 ];

@@ -52,6 +52,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.control_plane_scheduling" => "TAINTED",
         "kubernetes.pod_network" => "NONE",
         "curator_session_seconds" => "20",
+        "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
         _ => "rack,topology.example/*",
     }
 }
@@ -110,6 +111,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
+        time_servers: Vec::new(),
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
@@ -196,6 +198,12 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
              \"a*\"",
         ),
         (
+            "time_servers",
+            "192.0.2.1, pool.ntp.org",
+            "time_servers[1]: expected the IP address of a time server (names are not resolved), \
+             got \"pool.ntp.org\"",
+        ),
+        (
             "kubernetes.synchronized_labels",
             ",",
             "kubernetes.synchronized_labels[0]: expected the key",
@@ -218,7 +226,7 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
          cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
          kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
-         kubernetes.pod_network, curator_session_seconds, got \"kubernetes\""
+         kubernetes.pod_network, curator_session_seconds, time_servers, got \"kubernetes\""
     );
 }
 

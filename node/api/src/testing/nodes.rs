@@ -101,6 +101,8 @@ impl Curator for Answering {
                                 interval_ms,
                                 bound_ms,
                                 unlock_settings: unlock.digest(),
+                                time_ms: 1_790_000_000_000,
+                                time_is_synchronized: true,
                             });
                             return Some((answer, arrivals));
                         }

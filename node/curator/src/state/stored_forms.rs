@@ -129,6 +129,7 @@ fn the_stored_form_of_the_cluster_stays() {
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 0,
+        time_servers: Vec::new(),
     };
     assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
     let complete = settings::with_defaults(configuration.clone());
@@ -142,6 +143,7 @@ fn the_stored_form_of_the_cluster_stays() {
     assert_eq!(full.encode_with(configuration.clone())[..], *stored);
     let longer = ClusterConfiguration {
         curator_session_seconds: 20,
+        time_servers: Vec::new(),
         ..configuration
     };
     let written = full.encode_with(longer.clone());
@@ -227,6 +229,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
             message: "there is none".into(),
         }],
         recorded_settings: None,
+        time: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(

@@ -40,6 +40,7 @@ fn status(address: &str) -> NodeStatus {
         address_counter: 1,
         conditions: Vec::new(),
         recorded_settings: None,
+        time: None,
     }
 }
 

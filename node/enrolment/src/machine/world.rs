@@ -509,6 +509,7 @@ impl Cluster {
             }),
             network: None,
             wipe: wipe.map(|enrolment| EnrolmentId::from_bytes([enrolment; 16])),
+            time_servers: Vec::new(),
         }))
     }
 

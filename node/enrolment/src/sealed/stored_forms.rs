@@ -117,6 +117,7 @@ fn full_founding() -> Founding {
                     ..KubernetesConfiguration::default()
                 }),
                 curator_session_seconds: 0,
+                time_servers: Vec::new(),
             },
             labels: labels(),
             ..founding().seed

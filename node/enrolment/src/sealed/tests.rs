@@ -292,6 +292,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 cold_start_policy: ColdStartPolicy::None.into(),
                 kubernetes: None,
                 curator_session_seconds: 0,
+                time_servers: Vec::new(),
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             ..base.seed.clone()

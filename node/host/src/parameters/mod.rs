@@ -20,6 +20,7 @@
 //! | cold-start policy | decided when the cluster is created: TPM if the machine can seal with its TPM, otherwise OWNER if there is a recovery recipient; see [`cold_start_policy`] |
 //! | roles of the first node | consensus member, and both Kubernetes roles if the image can run them |
 //! | network | DHCP |
+//! | time servers | those of the cluster, or else of DHCP |
 //!
 //! For an encrypted cluster, a recovery recipient is required, unless `accept_loss` says that its data
 //! may be lost. The cold-start policy NONE requires `accept_loss` in any case.
@@ -37,8 +38,9 @@ mod tests;
 
 use std::fmt;
 
-use hearth_api::labels::LabelError;
+use hearth_api::labels::{LabelError, quoted};
 use hearth_api::schema::NODE_PARAMETERS;
+use hearth_api::time_server::{self, TimeServer};
 use hearth_api::v1::{NodeParameters, node_parameters};
 use hearth_api::{chain, names};
 use hearth_sys::files::{self, FileError};
@@ -65,6 +67,8 @@ pub struct Parameters {
     pub network: Option<StaticNetwork>,
     /// The enrolment whose state is to be wiped.
     pub wipe: Option<EnrolmentId>,
+    /// The time servers of this machine, instead of those of the cluster and of DHCP; may be empty.
+    pub time_servers: Vec<TimeServer>,
 }
 
 /// How the machine becomes part of a cluster.
@@ -287,5 +291,20 @@ fn parse_message(bytes: &[u8]) -> Result<Parameters, Problem> {
             .map_err(|error| {
                 Problem::unwanted("wipe.enrolment_id", "16 bytes", format!("{}", error.found))
             })?,
+        time_servers: time_servers(&message.time_servers)?,
     })
+}
+
+fn time_servers(texts: &[String]) -> Result<Vec<TimeServer>, Problem> {
+    if texts.len() > time_server::MOST {
+        let wanted = format!("at most {} servers", time_server::MOST);
+        let found = texts.len().to_string();
+        return Err(Problem::unwanted("time_servers", wanted, found));
+    }
+    let parse = |(index, text): (usize, &String)| {
+        let field = format!("time_servers[{index}]");
+        let unwanted = |_| Problem::unwanted(field, time_server::EXPECTED, quoted(text));
+        text.parse().map_err(unwanted)
+    };
+    texts.iter().enumerate().map(parse).collect()
 }

@@ -433,6 +433,26 @@ fn a_static_network_is_understood_and_written_again() {
 }
 
 #[test]
+fn time_servers_are_few_addresses() {
+    let with = |servers: &[&str]| NodeParameters {
+        time_servers: servers.iter().map(ToString::to_string).collect(),
+        ..founding(bootstrap())
+    };
+    let servers = ["192.0.2.1", "[2001:db8::1]:1123"];
+    let found = parsed(&with(&servers)).unwrap().time_servers;
+    assert_eq!(found, servers.map(|text| text.parse().unwrap()));
+    assert_eq!(
+        refusal(&with(&["192.0.2.1", "pool.ntp.org"])),
+        "time_servers[1]: expected the IP address of a time server (names are not resolved), got \
+         \"pool.ntp.org\""
+    );
+    assert_eq!(
+        refusal(&with(&["192.0.2.1"; 9])),
+        "time_servers: expected at most 8 servers, got 9"
+    );
+}
+
+#[test]
 fn networks_that_cannot_be_are_refused() {
     for address in [
         "192.0.2.10",
@@ -672,9 +692,10 @@ fn valid() -> impl Strategy<Value = NodeParameters> {
         labels(),
         prop::option::of((any::<[u8; 4]>(), 0_u8..=32, 0_u32..4095)),
         prop::option::of(any::<[u8; 16]>()),
+        prop::collection::vec("192\\.0\\.2\\.[1-9](:1123)?", 0..3),
     )
         .prop_map(
-            |(seed, secret, domain, policy, labels, network, wipe)| NodeParameters {
+            |(seed, secret, domain, policy, labels, network, wipe, time_servers)| NodeParameters {
                 cluster: Some(node_parameters::Cluster::ClusterBootstrap(
                     ClusterBootstrap {
                         owner_public_key: SigningKey::from_seed(seed).public().as_bytes().to_vec(),
@@ -699,6 +720,7 @@ fn valid() -> impl Strategy<Value = NodeParameters> {
                 wipe: wipe.map(|id| Wipe {
                     enrolment_id: id.to_vec(),
                 }),
+                time_servers,
             },
         )
 }
@@ -723,6 +745,8 @@ proptest! {
             parameters.wipe.map(|id| id.as_bytes().to_vec()),
             message.wipe.map(|wipe| wipe.enrolment_id)
         );
+        let servers: Vec<_> = parameters.time_servers.iter().map(ToString::to_string).collect();
+        prop_assert_eq!(servers, message.time_servers);
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn the_stored_form_stays() {
                 ..KubernetesConfiguration::default()
             }),
             curator_session_seconds: 0,
+            time_servers: Vec::new(),
         }),
         initial_roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),
