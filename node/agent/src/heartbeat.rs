@@ -12,8 +12,9 @@
 //! reached. The rejection is also counted, because the cluster may have removed this node. The
 //! error alone does not prove that: enrolment asks with the join key.
 //!
-//! The responses also tell, as a digest, who unlocks nodes when no curator is running. Enrolment
-//! compares it with what the node has recorded.
+//! The responses also tell, as a digest, who unlocks nodes when no curator is running; enrolment
+//! compares it with what the node has recorded. And they tell the curator's time, which the time
+//! service of a node without time servers follows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use crate::connection::{self, CuratorConnection, for_each_connection, refused};
+use crate::time::CuratorTime;
 
 /// Version of the heartbeat protocol.
 const PROTOCOL_VERSION: u32 = 1;
@@ -48,6 +50,8 @@ pub struct Worker {
     pub refusals: Arc<Writer<Refusals>>,
     /// Written: the cluster's unlock settings, as the last response tells.
     pub unlock_settings: Writer<UnlockSettingsDigest>,
+    /// Written: the curator's time, as the last response tells.
+    pub curator_time: Writer<CuratorTime>,
 }
 
 /// Sends heartbeats over the current connection.
@@ -144,6 +148,7 @@ async fn beat(
     let answers = answers.map_err(turned_away)?.into_inner();
     let BeatStream { beats, answers } = open.insert(BeatStream { beats, answers });
     let mut bound = FIRST_BOUND;
+    let mut is_first = true;
     loop {
         let answer = timeout(bound, answers.message()).await.map_err(silent)?;
         let answer = answer.map_err(turned_away)?;
@@ -151,6 +156,13 @@ async fn beat(
             answer.ok_or_else(|| Failure::msg("the curator closed the heartbeat stream"))?;
         worker.acknowledged.set(sent);
         publish(&worker.unlock_settings, answer.unlock_settings);
+        let (time_ms, is_synchronised) = (answer.time_ms, answer.time_is_synchronized);
+        // The first answer has waited for the connection, so its round trip says little.
+        if !std::mem::take(&mut is_first)
+            && let Some(time) = CuratorTime::of(time_ms, is_synchronised, sent.elapsed())
+        {
+            worker.curator_time.set(time);
+        }
         health.good();
         let interval = pace(&answer, &mut bound);
         sleep(interval).await;
@@ -189,7 +201,7 @@ mod tests {
             let answer = HeartbeatResponse {
                 interval_ms,
                 bound_ms,
-                unlock_settings: 0,
+                ..HeartbeatResponse::default()
             };
             (pace(&answer, &mut bound), bound)
         };

@@ -31,6 +31,7 @@ pub mod statuspush;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+pub mod time;
 
 pub use connection::{CuratorConnection, MAX_RETRY_DELAY, for_each_connection, refused};
 pub use control_plane::LocalControlPlane;

@@ -1,4 +1,5 @@
-//! The node's own API: logs, packet filter and power for operators, and the exchange of addresses for other nodes.
+//! The node's own API: logs, packet filter and power for operators, the exchange of addresses and the time for other
+//! nodes.
 //!
 //! Every node with credentials serves it, without a quorum: an operator can use it when nothing
 //! else answers. Authorization therefore uses what this node knows, which is the curators' nodes as
@@ -7,7 +8,7 @@
 //! | | a node | the owner |
 //! |---|---|---|
 //! | HOME, and nodes known | what its permissions allow, if it is UP | everything |
-//! | SPLIT, or nodes not known yet | address exchange, unless known to be deleted | everything |
+//! | SPLIT, or nodes not known yet | address exchange and time, unless known to be deleted | everything |
 //! | DISOWNING | nothing | everything |
 //!
 //! A node that the curators have deleted is rejected, and its connections are closed as soon as

@@ -4,6 +4,9 @@
 //! that address: after the next power cut, this node can then find the others and be found by them.
 //! This holds for every change of the address, and cannot be bypassed: the address only comes from
 //! the worker that has saved it. Until then the last one stays reported.
+//!
+//! The clock is measured all the time. Curators write each report to etcd, so a new measurement
+//! alone is reported only every [`MEASUREMENT_EVERY`].
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +19,9 @@ use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
+use hearth_host::handover::TimeStatus;
+
+use tokio::time::Instant;
 
 use super::learned::AddressRecord;
 use crate::LocalControlPlane;
@@ -23,6 +29,8 @@ use crate::connection::{self, CuratorConnection, refused};
 
 /// Timeout of one report.
 const BOUND: Duration = Duration::from_secs(10);
+/// Interval of reports if only the measured difference of the clock has changed.
+const MEASUREMENT_EVERY: Duration = Duration::from_secs(3600);
 
 /// Reports this node's status to the curators.
 pub struct Worker {
@@ -42,6 +50,8 @@ pub struct Worker {
     pub conditions: Value<Vec<NodeCondition>>,
     /// Read: what this node has recorded of its cluster's settings.
     pub recorded: Value<UnlockSettings>,
+    /// Read: the state of the clock; reported once it is known.
+    pub time: Value<TimeStatus>,
 }
 
 /// The address that may be reported.
@@ -92,6 +102,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut conditions = worker.conditions.watch();
     let mut recordings = worker.recorded.watch();
     let mut known_conditions = worker.conditions.get().unwrap_or_default();
+    let mut times = worker.time.watch();
+    let mut time = ReportedTime::default();
 
     let mut connection = connections.next().await?;
     let mut address = addresses.next().await?;
@@ -116,6 +128,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             address_counter: address.counter,
             conditions: known_conditions.clone(),
             recorded_settings: Some(message(&recorded)),
+            time: time.status.as_ref().map(v1::TimeStatus::from),
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.
@@ -137,11 +150,40 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             next = addresses.next() => address = next?,
             next = conditions.next() => known_conditions = next?,
             next = recordings.next() => recorded = next?,
+            next = times.next() => time.update(next?),
             next = control_planes.next() => {
                 let next = next?;
                 curator_port = next.curator_port;
                 progress = next.progress;
             }
+        }
+    }
+}
+
+/// The state of the clock that is reported.
+#[derive(Default)]
+struct ReportedTime {
+    status: Option<TimeStatus>,
+    since: Option<Instant>,
+}
+
+impl ReportedTime {
+    /// Takes a new state, unless only the measurement is new and the last one is not old.
+    fn update(&mut self, new: TimeStatus) {
+        let is_recent = self
+            .since
+            .is_some_and(|since| since.elapsed() < MEASUREMENT_EVERY);
+        let is_alike = self.status.as_ref().is_some_and(|status| {
+            let first = status.measured.is_none() && new.measured.is_some();
+            !first
+                && TimeStatus {
+                    measured: new.measured,
+                    ..status.clone()
+                } == new
+        });
+        if !(is_recent && is_alike) {
+            self.status = Some(new);
+            self.since = Some(Instant::now());
         }
     }
 }
@@ -173,4 +215,43 @@ fn now() -> i64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::TimeSource;
+    use hearth_host::handover::{Measured, TimeProblem};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_measurement_alone_is_reported_once_in_an_hour() {
+        let measured = |offset| TimeStatus {
+            source: TimeSource::Dhcp,
+            synchronised: true,
+            measured: Some(Measured {
+                offset,
+                at: UNIX_EPOCH,
+            }),
+            ..TimeStatus::default()
+        };
+        let mut time = ReportedTime::default();
+        time.update(TimeStatus {
+            measured: None,
+            ..measured(0)
+        });
+        time.update(measured(1));
+        assert_eq!(time.status, Some(measured(1)));
+        time.update(measured(2));
+        assert_eq!(time.status, Some(measured(1)));
+        tokio::time::advance(MEASUREMENT_EVERY).await;
+        time.update(measured(3));
+        assert_eq!(time.status, Some(measured(3)));
+        let problem = TimeStatus {
+            problem: Some(TimeProblem::Unknown("none of 1 answers".into())),
+            ..measured(4)
+        };
+        time.update(problem.clone());
+        assert_eq!(time.status, Some(problem));
+    }
 }

@@ -24,12 +24,14 @@ use hearth_host::bundle::Binary;
 use hearth_host::clock::BootClock;
 use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
 use hearth_host::console::{report, report_once};
+use hearth_host::handover::TimeStatus;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Root};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
+use hearth_sys::slots::SlotError;
 use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -290,14 +292,17 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         (sealed, parameters, configuration)
     });
     let (address_writer, address) = event::value();
+    let (dhcp_time_servers_writer, dhcp_time_servers) = event::value();
+    let (time_writer, time) = event::value();
     let network = Arc::new(Network {
         configuration,
         root: node.root.clone(),
         address: Arc::new(address_writer),
+        dhcp_time_servers: Arc::new(dhcp_time_servers_writer),
     });
     // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
-    tokio::task::block_in_place(|| keep_record(&ctx, &node, &cluster_state))?;
+    tokio::task::block_in_place(|| keep_record(&ctx, &node, &cluster_state, &time))?;
     let extensions = Arc::new(extensions::mount(&node.root.extensions, report).await);
     let inputs = compose::Inputs {
         root: node.root.clone(),
@@ -308,6 +313,8 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         sealed,
         extensions,
         address,
+        dhcp_time_servers,
+        time: time_writer,
         cluster_state: cluster_state_writer,
     };
     let member = compose::start(&ctx, inputs)?;
@@ -421,8 +428,14 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
 }
 
 /// Counts this boot, tells PID 1 how long to wait before a reboot should the core fail, and starts
-/// the runnable that resets the count once the node is stable.
-fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) -> Outcome {
+/// the runnables that reset the count once the node is stable, and save the time after the clock was
+/// set.
+fn keep_record(
+    ctx: &Context,
+    node: &Arc<Node>,
+    cluster_state: &ClusterState,
+    time: &event::Value<TimeStatus>,
+) -> Outcome {
     let keeper = match BootCounter::begin(&node.root.esp.boot_record(), node.clock) {
         Ok(keeper) => keeper,
         Err(error) => {
@@ -433,11 +446,31 @@ fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) ->
     let delay = keeper.reboot_delay().as_secs().to_string();
     files::write_atomic(Path::new(layout::REBOOT_DELAY), delay.as_bytes(), 0o644)?;
     *node.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+    let (clocked, time) = (node.clone(), time.clone());
+    ctx.run("savetime", move |ctx| {
+        save_when_set(ctx, clocked.clone(), time.clone())
+    })?;
     let (node, cluster_state) = (node.clone(), cluster_state.clone());
     ctx.run("record", move |ctx| {
         rest_when_well(ctx, node.clone(), cluster_state.clone())
     })?;
     Ok(())
+}
+
+/// Saves the time whenever the time service has set the clock: otherwise the next boot would find
+/// the time that was saved with the wrong clock.
+async fn save_when_set(ctx: Context, node: Arc<Node>, time: event::Value<TimeStatus>) -> Outcome {
+    ctx.healthy();
+    let mut times = time.watch();
+    let mut saved = 0;
+    loop {
+        let status = tokio::select! {
+            status = times.wait_for(|status| status.steps != saved) => status?,
+            () = ctx.cancelled() => return Ok(()),
+        };
+        saved = status.steps;
+        node.clone().record(BootCounter::save).await?;
+    }
 }
 
 /// Resets the count of failed boots once the node has been HOME for [`WELL_AFTER`], and then saves
@@ -466,10 +499,18 @@ async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterSta
 impl Node {
     /// Resets the count of failed boots in the boot record and saves the current time.
     async fn rest(self: Arc<Self>) -> Outcome {
+        self.record(BootCounter::rest).await
+    }
+
+    /// Changes the boot record, if there is one.
+    async fn record(
+        self: Arc<Self>,
+        change: fn(&mut BootCounter) -> Result<(), SlotError>,
+    ) -> Outcome {
         tokio::task::spawn_blocking(move || {
             let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
             match record.as_mut() {
-                Some(keeper) => keeper.rest(),
+                Some(keeper) => change(keeper),
                 None => Ok(()),
             }
         })

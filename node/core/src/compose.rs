@@ -13,13 +13,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use hearth_agent::addresses::{self, AddressBook};
-use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush};
+use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush, time};
 use hearth_api::names::{
     EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, PORT_UNLOCK,
     WATCH_SILENCE,
 };
 use hearth_api::tls;
-use hearth_base::event::{self, Value};
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_enrolment::asking::CuratorCaller;
@@ -29,7 +29,7 @@ use hearth_host::cluster_state::{self, ClusterState};
 use hearth_host::console::report;
 use hearth_host::directory::DirectoryStore;
 use hearth_host::extensions::Extensions;
-use hearth_host::handover::MemberData;
+use hearth_host::handover::{MemberData, TimeStatus};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
 use hearth_host::power::Power;
@@ -37,6 +37,7 @@ use hearth_host::storage::{DataPartition, System};
 use hearth_host::{boot_record, esp, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::{firewall, mesh};
+use hearth_sys::clock::Kernel;
 use hearth_sys::{console, hostname};
 
 use crate::controlplane;
@@ -59,6 +60,10 @@ pub struct Inputs {
     pub extensions: Arc<Extensions>,
     /// The address at which other nodes reach this node; written by the network worker.
     pub address: Value<IpAddr>,
+    /// The time servers that DHCP names; written by the network worker.
+    pub dhcp_time_servers: Value<Vec<IpAddr>>,
+    /// The writer of the state of the clock.
+    pub time: Writer<TimeStatus>,
     /// The writer of the cluster state.
     pub cluster_state: cluster_state::Writer,
 }
@@ -90,6 +95,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         sealed,
         extensions,
         address,
+        dhcp_time_servers,
+        time: time_writer,
         cluster_state: cluster_state_writer,
     } = inputs;
     let cluster_state: ClusterState = cluster_state_writer.value();
@@ -110,6 +117,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (consensus_writer, consensus) = event::value();
     let (connection_writer, connection) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
+    let (curator_time_writer, curator_time) = event::value();
+    let time_status = time_writer.value();
     let (directory_saved_writer, directory_saved) = event::value();
     let (directory_writer, directory) = event::value();
     let (view_writer, view) = event::value();
@@ -129,6 +138,24 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         boot_record::boot_id()?,
     ));
 
+    let lifetime = pki::Lifetime::since_build(image.build_time);
+    let time = Arc::new(time::Worker {
+        clock: Arc::new(Kernel),
+        build_time: image.build_time,
+        end: lifetime.end(),
+        parameters: match &*parameters {
+            Ok(Some(found)) => found.parameters.time_servers.clone(),
+            Ok(None) | Err(_) => Vec::new(),
+        },
+        port: PORT_NODE_MANAGEMENT,
+        dhcp_time_servers,
+        member: member.clone(),
+        control_plane: control_plane.clone(),
+        directory: directory.clone(),
+        connection: connection.clone(),
+        curator_time,
+        time: time_writer,
+    });
     let state = Arc::new(cluster_state::Worker {
         enrolment_phase,
         connectivity,
@@ -179,6 +206,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             acknowledged: acknowledged_writer,
             refusals: refusals_writer,
             unlock_settings: unlock_settings_writer,
+            curator_time: curator_time_writer,
         }),
         hosts: Arc::new(hosts::Worker {
             root: root.clone(),
@@ -272,6 +300,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             directory_saved,
             conditions,
             recorded,
+            time: time_status.clone(),
         }),
     });
     let rejoin = Arc::new(rejoin::Parts {
@@ -304,13 +333,14 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         saved_directory,
         asker,
         data,
-        lifetime: pki::Lifetime::since_build(image.build_time),
+        lifetime,
         can_run_kubernetes,
         report: Arc::new(report),
         console: console::DEVICE.into(),
         waiting: waiting_writer,
         owners_key,
         address,
+        time: time_status,
         founded,
         bootstrap: bootstrap_writer,
         member: member_writer,
@@ -318,6 +348,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         enrolment_phase: enrolment_phase_writer,
     });
     ctx.run_worker("state", &state, cluster_state::run)?;
+    ctx.run_worker("time", &time, time::run)?;
     ctx.run_worker("role", &roles, serve_roles)?;
     ctx.run_worker("rejoin", &rejoin, rejoin::run)?;
     ctx.run_worker("unlock", &unlocking, unlocking::run)?;

@@ -4,7 +4,8 @@
 //! The configuration comes from the parameters. The sealed configuration has a copy from the time
 //! of enrolment, so that a later boot needs no parameters. This worker publishes the address at
 //! which other nodes reach this one. A lost lease does not withdraw the address: the other nodes
-//! have no better one until there is a new lease.
+//! have no better one until there is a new lease. The time servers of the lease are published before
+//! the address, so that whoever has waited for that knows them.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -51,6 +52,7 @@ pub(crate) struct Network {
     /// For the path of `resolv.conf`.
     pub root: Root,
     pub address: Arc<Writer<IpAddr>>,
+    pub dhcp_time_servers: Arc<Writer<Vec<IpAddr>>>,
 }
 
 /// Brings the network up and keeps it up.
@@ -158,10 +160,21 @@ async fn lease(ctx: Context, network: &Network, link: Link) -> Outcome {
                     .copied()
                     .map(IpAddr::from)
                     .collect();
+                publish_time_servers(network, &lease);
                 publish(network, lease.address, &servers)?;
             }
             None => tracing::warn!("lost the DHCP lease"),
         }
+    }
+}
+
+/// Publishes the lease's time servers if they have changed. They stay when it is lost.
+fn publish_time_servers(network: &Network, lease: &Lease) {
+    let servers = lease.time_servers.iter().copied().map(IpAddr::from);
+    let servers: Vec<IpAddr> = servers.collect();
+    let before = network.dhcp_time_servers.value().get();
+    if before.unwrap_or_default() != servers {
+        network.dhcp_time_servers.set(servers);
     }
 }
 

@@ -33,6 +33,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("kubernetes", "kubernetes/src/lib.rs", "Worker"),
     ("nodemgmt", "agent/src/nodemgmt.rs", "Worker"),
     ("statuspush", "agent/src/statuspush.rs", "Worker"),
+    ("time", "agent/src/time/mod.rs", "Worker"),
 ];
 
 /// Types that wrap a value or its writer under another name.

@@ -6,13 +6,16 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, NodeKey, PublicKey,
 };
+use hearth_api::names::LONGEST_CONDITION;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{
-    ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TpmUsage,
+    self, ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TimeSource,
+    TpmUsage,
 };
 use hearth_sys::cidr::Cidr;
 use hearth_sys::nftables::Nftables;
@@ -126,4 +129,129 @@ pub struct PacketFilter {
     pub nftables: Nftables,
     /// The node's own table, in family `inet`.
     pub table: &'static str,
+}
+
+/// The clock of this node and where it has its time from: written by the time service after each
+/// measurement, read by enrolment, which waits for it before it creates certificates with a clock
+/// that cannot be right, and reported to the curators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimeStatus {
+    /// Where the time comes from.
+    pub source: TimeSource,
+    /// The servers, curator or members that are asked.
+    pub servers: Vec<String>,
+    /// Whether the clock follows the source.
+    pub synchronised: bool,
+    /// The last measurement.
+    pub measured: Option<Measured>,
+    /// How often the clock was set in this boot.
+    pub steps: u64,
+    /// Why the clock does not follow the source.
+    pub problem: Option<TimeProblem>,
+}
+
+/// A measured difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Source minus clock, in nanoseconds, before a correction.
+    pub offset: i64,
+    /// When, by the corrected clock.
+    pub at: SystemTime,
+}
+
+/// Why a clock does not follow its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TimeProblem {
+    /// No answer, or the answers contradict each other: the clock may be right.
+    Unknown(String),
+    /// The sources agree on another time, and the clock could not be set to it: it is wrong.
+    Wrong(String),
+}
+
+impl TimeProblem {
+    /// The reason.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Unknown(reason) | Self::Wrong(reason) => reason,
+        }
+    }
+}
+
+impl Default for TimeStatus {
+    /// Nothing is asked.
+    fn default() -> Self {
+        Self {
+            source: TimeSource::None,
+            servers: Vec::new(),
+            synchronised: false,
+            measured: None,
+            steps: 0,
+            problem: None,
+        }
+    }
+}
+
+impl TimeStatus {
+    /// Whether time servers are known, as opposed to other nodes.
+    pub fn has_servers(&self) -> bool {
+        matches!(
+            self.source,
+            TimeSource::Parameters | TimeSource::ClusterSetting | TimeSource::Dhcp
+        )
+    }
+}
+
+impl From<&TimeStatus> for v1::TimeStatus {
+    fn from(status: &TimeStatus) -> Self {
+        let seconds = |at: SystemTime| {
+            let since = at
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default();
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        };
+        let problem = status.problem.as_ref().map(TimeProblem::reason);
+        // As curators accept it.
+        let problem: String = problem
+            .unwrap_or_default()
+            .chars()
+            .filter(|char| !char.is_control())
+            .collect();
+        let length = problem.floor_char_boundary(LONGEST_CONDITION);
+        Self {
+            source: status.source.into(),
+            servers: status.servers.clone(),
+            synchronized: status.synchronised,
+            offset_us: status.measured.map_or(0, |measured| measured.offset / 1000),
+            measured_at: status.measured.map_or(0, |measured| seconds(measured.at)),
+            steps: status.steps,
+            problem: problem[..length].to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_state_of_the_clock_is_reported_in_units_and_within_limits() {
+        let status = TimeStatus {
+            source: TimeSource::Dhcp,
+            servers: vec!["192.0.2.1".into()],
+            measured: Some(Measured {
+                offset: -1_500_999,
+                at: SystemTime::UNIX_EPOCH + Duration::from_millis(7999),
+            }),
+            steps: 2,
+            problem: Some(TimeProblem::Wrong("two\nlines".repeat(LONGEST_CONDITION))),
+            ..TimeStatus::default()
+        };
+        let message = v1::TimeStatus::from(&status);
+        assert_eq!((message.offset_us, message.measured_at), (-1500, 7));
+        assert_eq!(message.problem.len(), LONGEST_CONDITION);
+        assert!(message.problem.starts_with("twolines"));
+        assert_eq!(message.source(), TimeSource::Dhcp);
+    }
 }

@@ -12,8 +12,12 @@ use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::proofs::{self, ProofError};
 use hearth_api::tls::{self, Clock, TlsError, Trust};
 use hearth_api::v1::node_local_server::NodeLocal;
-use hearth_api::v1::{ExchangeAddressesRequest, ExchangeAddressesResponse, NodeAddress};
+use hearth_api::v1::{
+    ExchangeAddressesRequest, ExchangeAddressesResponse, GetTimeRequest, GetTimeResponse,
+    NodeAddress,
+};
 use hearth_base::event::{self, Value, Writer};
+use hearth_sys::clock;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -235,7 +239,7 @@ fn check(
     proofs::check_address(record, trust, now)
 }
 
-/// The service that every node offers to unauthenticated callers.
+/// The service that every node offers to the other nodes.
 pub struct Local(pub Arc<AddressBook>);
 
 #[tonic::async_trait]
@@ -259,6 +263,16 @@ impl NodeLocal for Local {
         self.0.store_valid(&records, Source::Unasked).await;
         Ok(Response::new(ExchangeAddressesResponse {
             addresses: self.0.records(),
+        }))
+    }
+
+    async fn get_time(
+        &self,
+        _: Request<GetTimeRequest>,
+    ) -> Result<Response<GetTimeResponse>, Status> {
+        Ok(Response::new(GetTimeResponse {
+            time_ms: clock::unix_milliseconds(),
+            synchronized: clock::is_synchronised(),
         }))
     }
 }

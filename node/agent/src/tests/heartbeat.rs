@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use hearth_api::testing::{Heartbeats, Script, Seen};
 use hearth_api::v1::ColdStartPolicy;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::CuratorConnection;
 use crate::heartbeat::{Worker, run};
 use crate::testing::Fake;
+use crate::time::CuratorTime;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -30,6 +31,7 @@ struct Beating {
     acknowledged: Value<Instant>,
     refusals: Value<Refusals>,
     unlock_settings: Value<UnlockSettingsDigest>,
+    curator_time: Value<CuratorTime>,
 }
 
 /// The worker, and a curator with this behaviour.
@@ -43,12 +45,14 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
     let (acknowledged_writer, acknowledged) = event::value();
     let (refusals_writer, refusals) = event::value();
     let (unlock_settings_writer, unlock_settings) = event::value();
+    let (curator_time_writer, curator_time) = event::value();
     connection_writer.set(fake.connection());
     let worker = Arc::new(Worker {
         connection,
         acknowledged: acknowledged_writer,
         refusals: Arc::new(refusals_writer),
         unlock_settings: unlock_settings_writer,
+        curator_time: curator_time_writer,
     });
     Beating {
         fake,
@@ -57,6 +61,7 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
         acknowledged,
         refusals,
         unlock_settings,
+        curator_time,
     }
 }
 
@@ -226,5 +231,17 @@ async fn who_cannot_be_reached_has_refused_nothing() {
         .set(test.fake.connection_to(&stranger.curator));
     test.worker.fails("certificate").await;
     assert_eq!(test.refusals.get(), None);
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn the_time_of_the_curator_is_told() {
+    let after = Duration::from_millis(50);
+    let test = beating(answer(5000, after)).await;
+    let time = next("a time", &mut test.curator_time.watch()).await;
+    let told = UNIX_EPOCH + Duration::from_millis(1_790_000_000_000);
+    assert_eq!(time.time, told);
+    assert!(time.is_synchronised);
+    assert!(time.round_trip >= after, "{time:?}");
     test.worker.stop().await;
 }

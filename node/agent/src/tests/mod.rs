@@ -8,3 +8,4 @@ mod membership;
 mod nodemgmt;
 mod rolefetch;
 mod statuspush;
+mod time;

@@ -10,7 +10,8 @@ use hearth_api::v1::node_local_client::NodeLocalClient;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
     ColdStartPolicy, ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse,
-    GetPacketFilterRequest, LogSeverity, NodeRoles, NodeState, PowerOffRequest, RebootRequest,
+    GetPacketFilterRequest, GetTimeRequest, LogSeverity, NodeRoles, NodeState, PowerOffRequest,
+    RebootRequest,
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
@@ -18,6 +19,7 @@ use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::{MemberData, PacketFilter};
 use hearth_host::power::{Power, PowerRequest};
+use hearth_sys::clock;
 use hearth_sys::nftables::Nftables;
 use tonic::{Code, Streaming};
 
@@ -382,6 +384,30 @@ async fn nodes_exchange_addresses_unless_they_are_gone() {
     assert_eq!(exchange(&as_node).await, Ok(()));
     test.state.set(State::Disowning).unwrap();
     assert_eq!(exchange(&as_node).await, Err(Code::PermissionDenied));
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+/// The time, too, needs no quorum, but a node of the cluster.
+#[tokio::test]
+async fn nodes_tell_their_time_to_nodes() {
+    let test = managed().await;
+    let node = test.cluster.node();
+    test.sees(&[&node]);
+    test.state.set(State::Split).unwrap();
+    let before = clock::unix_milliseconds();
+    let ask = async |channel| {
+        let mut client = NodeLocalClient::new(channel);
+        let answer = client.get_time(GetTimeRequest {});
+        within_timeout("an answer", answer).await
+    };
+    let time = ask(test.as_node(&node)).await.unwrap().into_inner();
+    assert!(before <= time.time_ms && time.time_ms <= clock::unix_milliseconds());
+    assert_eq!(time.synchronized, clock::is_synchronised());
+    let user = test.cluster.user("somebody");
+    let trust = tls::user_client_config(&user, ExpectedServer::AnyNode, wall_clock());
+    let refused = ask(test.channel(trust.unwrap())).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
     test.worker.is_fine();
     test.worker.stop().await;
 }

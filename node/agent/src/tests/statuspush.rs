@@ -3,11 +3,14 @@ use std::sync::Arc;
 
 use hearth_api::recovery::{RecoveryKey, UnlockSettings};
 use hearth_api::testing::{Script, TestCurator};
-use hearth_api::v1::{self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings};
+use hearth_api::v1::{
+    self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings, TimeSource,
+};
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
+use hearth_host::handover::TimeStatus;
 
 use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
@@ -24,6 +27,7 @@ struct Pushing {
     directory_saved: Writer<IpAddr>,
     conditions: Writer<Vec<NodeCondition>>,
     recorded: Writer<UnlockSettings>,
+    time: Writer<TimeStatus>,
 }
 
 fn ip(last: u8) -> IpAddr {
@@ -74,6 +78,7 @@ async fn pushing() -> Pushing {
     let (directory_writer, directory_saved) = event::value();
     let (conditions_writer, conditions) = event::value();
     let (recorded_writer, recorded) = event::value();
+    let (time_writer, time) = event::value();
     recorded_writer.set(settings(ColdStartPolicy::Owner));
     let (state_writer, cluster_state) = cluster_state::new();
     connection_writer.set(fake.connection());
@@ -92,6 +97,7 @@ async fn pushing() -> Pushing {
         directory_saved,
         conditions,
         recorded,
+        time,
     });
     Pushing {
         fake,
@@ -103,6 +109,7 @@ async fn pushing() -> Pushing {
         directory_saved: directory_writer,
         conditions: conditions_writer,
         recorded: recorded_writer,
+        time: time_writer,
     }
 }
 
@@ -136,11 +143,20 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         address_counter: 1,
         conditions: Vec::new(),
         recorded_settings: reported(ColdStartPolicy::Owner),
+        time: None,
     };
     assert_eq!(status, wanted);
     test.recorded.set(settings(ColdStartPolicy::None));
     let status = report(&test.fake.curator, 2).await;
     assert_eq!(status.recorded_settings, reported(ColdStartPolicy::None));
+    let time = TimeStatus {
+        source: TimeSource::Dhcp,
+        servers: vec!["192.0.2.1".into()],
+        ..TimeStatus::default()
+    };
+    test.time.set(time.clone());
+    let status = report(&test.fake.curator, 3).await;
+    assert_eq!(status.time, Some(v1::TimeStatus::from(&time)));
     test.worker.is_healthy().await;
     test.worker.is_fine();
     test.worker.stop().await;

@@ -16,10 +16,12 @@ use hearth_api::v1::{
     GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse,
     IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse,
     NodeCondition, NodeStatus, RecordedSettings, RegisterNodeRequest, RegisterNodeResponse,
-    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
-    UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
+    TimeSource, TimeStatus, UpdateNodeClusterNetworkingRequest,
+    UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchEvent, WatchRequest,
 };
 use hearth_consensus::fenced::{Condition, Write, WriteError};
+use hearth_sys::clock;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::enrolment::Enrolment;
@@ -36,6 +38,8 @@ const HEARTBEAT_PROTOCOL: u32 = 1;
 const LONGEST_VERSION: usize = 128;
 /// Maximum number of conditions of a node.
 const MOST_CONDITIONS: usize = 16;
+/// Maximum number of servers or nodes that a node has its time from.
+const MOST_TIME_SOURCES: usize = 64;
 /// Maximum number of bytes of a condition's type or reason.
 const LONGEST_CONDITION_NAME: usize = 64;
 const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
@@ -229,6 +233,8 @@ impl Beats {
             interval_ms: Core::millis(core.timing.heartbeat_interval),
             bound_ms: Core::millis(bound),
             unlock_settings: core.cache.unlock_settings().unwrap_or_default(),
+            time_ms: clock::unix_milliseconds(),
+            time_is_synchronized: clock::is_synchronised(),
         }))
     }
 }
@@ -297,6 +303,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         address_counter,
         conditions,
         recorded_settings,
+        time,
     } = known;
     *external_address == new.external_address
         && *curator_port == new.curator_port
@@ -307,6 +314,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         && *address_counter == new.address_counter
         && *conditions == new.conditions
         && *recorded_settings == new.recorded_settings
+        && *time == new.time
 }
 
 /// Whether other nodes may be told to send packets to this address, as one of a node that has called
@@ -358,6 +366,7 @@ fn check_status(status: NodeStatus, remote: IpAddr) -> Result<NodeStatus, Status
     }
     check_conditions(&status.conditions)?;
     check_recorded(status.recorded_settings.as_ref())?;
+    check_time(status.time.as_ref())?;
     Ok(NodeStatus {
         external_address: address.to_string(),
         ..status
@@ -380,6 +389,35 @@ fn check_recorded(recorded: Option<&RecordedSettings>) -> Result<(), Status> {
         .map_err(|error| wrong("owner_public_key", error.to_string()))?;
     RecoveryRecipient::from_field(&recorded.recovery_recipient)
         .map_err(|error| wrong("recovery_recipient", error.to_string()))?;
+    Ok(())
+}
+
+/// Validates what a node says about its clock, which is shown to operators and stored for every node.
+fn check_time(time: Option<&TimeStatus>) -> Result<(), Status> {
+    let Some(time) = time else {
+        return Ok(());
+    };
+    let wrong =
+        |field: &str, why: String| Status::invalid_argument(format!("status.time.{field}: {why}"));
+    if TimeSource::try_from(time.source).is_err() {
+        let why = "expected a source that this curator knows";
+        return Err(wrong("source", why.to_owned()));
+    }
+    if time.servers.len() > MOST_TIME_SOURCES {
+        let found = time.servers.len();
+        let why = format!("expected at most {MOST_TIME_SOURCES}, got {found}");
+        return Err(wrong("servers", why));
+    }
+    let is_short =
+        |text: &str| text.len() <= LONGEST_CONDITION && !text.chars().any(char::is_control);
+    let texts = time.servers.iter().map(|server| ("servers", server));
+    for (field, text) in texts.chain([("problem", &time.problem)]) {
+        if !is_short(text) {
+            let why =
+                format!("expected at most {LONGEST_CONDITION} bytes without control characters");
+            return Err(wrong(field, why));
+        }
+    }
     Ok(())
 }
 
@@ -447,6 +485,7 @@ mod tests {
             address_counter: 1,
             conditions: Vec::new(),
             recorded_settings: None,
+            time: None,
         }
     }
 
@@ -515,6 +554,52 @@ mod tests {
             ("owner_public_key", with(1, &[], &[9; 33])),
         ] {
             let error = status.unwrap_err();
+            assert_eq!(error.code(), tonic::Code::InvalidArgument);
+            assert!(error.message().contains(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_node_says_about_its_clock_is_short_and_printable() {
+        let good = TimeStatus {
+            source: TimeSource::Dhcp.into(),
+            servers: vec!["192.0.2.1".into()],
+            problem: "none of 1 answers".into(),
+            ..TimeStatus::default()
+        };
+        let with = |time: TimeStatus| {
+            check_status(
+                NodeStatus {
+                    time: Some(time),
+                    ..status()
+                },
+                REMOTE,
+            )
+        };
+        assert!(with(good.clone()).is_ok());
+        let source = TimeStatus {
+            source: 99,
+            ..good.clone()
+        };
+        let many = TimeStatus {
+            servers: vec![String::new(); MOST_TIME_SOURCES + 1],
+            ..good.clone()
+        };
+        let server = TimeStatus {
+            servers: vec!["\x1b[2J".into()],
+            ..good.clone()
+        };
+        let problem = TimeStatus {
+            problem: "x".repeat(LONGEST_CONDITION + 1),
+            ..good
+        };
+        for (field, time) in [
+            ("source", source),
+            ("servers", many),
+            ("servers", server),
+            ("problem", problem),
+        ] {
+            let error = with(time).unwrap_err();
             assert_eq!(error.code(), tonic::Code::InvalidArgument);
             assert!(error.message().contains(field), "{error}");
         }
@@ -637,7 +722,7 @@ mod tests {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
-                recorded_settings: None,
+                recorded_settings: None, time: None,
             }, REMOTE);
         }
     }

@@ -249,6 +249,7 @@ impl Cluster {
             acknowledged,
             refusals,
             unlock_settings: event::value().0,
+            curator_time: event::value().0,
         });
         let mut status = JoinSet::new();
         status.spawn(report(
