@@ -23,7 +23,7 @@ use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::directory::DirectoryStore;
-use hearth_host::handover::{BootstrapData, Founded, MemberData};
+use hearth_host::handover::{BootstrapData, Founded, MemberData, TimeStatus};
 use hearth_host::layout::Root;
 use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
@@ -80,6 +80,8 @@ pub struct Parts<M, A> {
     pub owners_key: event::Value<OwnersKey>,
     /// Read: set once the node has an IP address.
     pub address: event::Value<A>,
+    /// Read: the state of the clock, from the time service.
+    pub time: event::Value<TimeStatus>,
     /// Read: the result of a bootstrap, from the control plane.
     pub founded: event::Value<Founded>,
     /// Written: starts the control plane for a bootstrap.
@@ -225,7 +227,7 @@ where
                 let waited = self.address.watch().next().await;
                 waited.map(|_| Done::Plain).map_err(again)
             }
-            Work::MakeKeys(parameters) => self.make_keys(&parameters),
+            Work::MakeKeys(parameters) => self.make_keys(&parameters).await,
             Work::SaveSealed(sealed) => self.save_sealed(sealed).await,
             Work::Initialise(volume) => self.on_data(move |data| data.initialise(&volume)).await,
             Work::MakeFileSystem(volume) => {
@@ -306,9 +308,10 @@ where
         Ok(Done::Plain)
     }
 
-    fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
+    async fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
         Ok(Done::Keys(match &parameters.cluster {
             Cluster::Bootstrap(bootstrap) => {
+                clock::await_correction(&self.lifetime, &self.time).await;
                 Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)?))
             }
             Cluster::Register(register) => {

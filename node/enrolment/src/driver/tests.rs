@@ -152,6 +152,7 @@ impl Machine {
             waiting,
             owners_key,
             address,
+            time: event::value().1,
             founded,
             bootstrap: bootstrap_writer,
             member: member_writer,
