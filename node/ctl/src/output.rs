@@ -10,6 +10,7 @@ use hearth_api::identity::ClusterId;
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
 use serde::Serialize;
 
+mod clock;
 mod consensus;
 mod firewall;
 mod log;
@@ -17,6 +18,7 @@ mod ownership;
 mod settings;
 mod unlocking;
 
+use clock::Clock;
 pub(crate) use consensus::Consensus;
 pub(crate) use firewall::Firewall;
 pub(crate) use log::{LogLine, rfc3339};
@@ -57,6 +59,8 @@ pub(crate) struct Node {
     joins: Vec<Join>,
     /// Null if the node has not reported it yet.
     recorded_settings: Option<Recorded>,
+    /// Null if the node has not reported it yet.
+    time: Option<Clock>,
 }
 
 /// A boot of a node that its cluster has admitted.
@@ -188,6 +192,9 @@ impl From<&v1::Node> for Node {
             recorded_settings: status
                 .and_then(|status| status.recorded_settings.as_ref())
                 .map(Recorded::from),
+            time: status
+                .and_then(|status| status.time.as_ref())
+                .map(Clock::from),
         }
     }
 }
@@ -262,7 +269,13 @@ impl Node {
             };
             text.push_str(&format!("{name:16}  {value}\n"));
         }
-        for (name, value) in self.recorded_settings.iter().flat_map(Recorded::rows) {
+        let clock = self.time.iter().flat_map(Clock::rows);
+        for (name, value) in self
+            .recorded_settings
+            .iter()
+            .flat_map(Recorded::rows)
+            .chain(clock)
+        {
             if !value.is_empty() {
                 text.push_str(&format!("{name:16}  {}\n", printable(&value)));
             }

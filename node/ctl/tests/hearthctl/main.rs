@@ -224,6 +224,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
                 "boot_id": "boot",
             }],
             "recorded_settings": null,
+            "time": null,
         }])
     );
     assert_eq!(
@@ -246,6 +247,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.control_plane_scheduling": "ALLOWED",
             "kubernetes.pod_network": "BUILT_IN",
             "curator_session_seconds": 6,
+            "time_servers": [],
         })
     );
     assert_eq!(info["configuration_version"], 1);
