@@ -9,6 +9,8 @@ use std::time::Duration;
 pub const HOME: Duration = Duration::from_secs(300);
 /// From the start of QEMU until enrolment has examined the disk.
 pub const DECISION: Duration = Duration::from_secs(120);
+/// The difference between the clocks of a machine and of the host, in seconds: a report takes as long to arrive.
+pub const SAME_TIME: u64 = 20;
 /// From the power button to the end of the machine.
 pub const POWER_OFF: Duration = Duration::from_secs(90);
 /// For one call.

@@ -29,6 +29,7 @@
 //! | [`places`] | how many tests have machines at the same time |
 //! | [`owner`] | the owner of a cluster: parameters, repeated calls |
 //! | [`mod@unlock`] | a machine that waits for its owner, unlocked |
+//! | [`chrony`] | a real time server |
 //! | [`debug`] | the debug service of the test image |
 //! | [`kubernetes`] | kubectl |
 //! | [`disk`] | a raw disk between two boots, by independent tools |
@@ -43,6 +44,7 @@
 //! - No test depends on the node's code, only on its interfaces, console and disk.
 
 pub mod bounds;
+pub mod chrony;
 pub mod cluster;
 pub mod context;
 pub mod cuts;

@@ -163,6 +163,8 @@ fn packages(series: &str) -> Vec<Package> {
         // The packet filter is tested with real packets, in network namespaces.
         program("nftables", "nft", Needs::TEST),
         program("iproute2", "ip", Needs::TEST),
+        // The time service is tested with a real server.
+        program("chrony", "chronyd", Needs::TEST),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
         program("openssl", "openssl", Needs::BENCH),
