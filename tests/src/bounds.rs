@@ -9,12 +9,14 @@ use std::time::Duration;
 pub const HOME: Duration = Duration::from_secs(300);
 /// From the start of QEMU until enrolment has examined the disk.
 pub const DECISION: Duration = Duration::from_secs(120);
-/// The difference between the clocks of a machine and of the host, in seconds: a report takes as long to arrive.
-pub const SAME_TIME: u64 = 20;
+/// The difference between the clocks of a machine and of the host: a report takes as long to arrive.
+pub const SAME_TIME: Duration = Duration::from_secs(20);
 /// From the power button to the end of the machine.
 pub const POWER_OFF: Duration = Duration::from_secs(90);
 /// For one call.
 pub const CALL: Duration = Duration::from_secs(30);
+/// Between two attempts at something that is expected within seconds.
+pub const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// For what follows by itself within seconds.
 pub const SOON: Duration = Duration::from_secs(60);
 /// From the moment the core hangs until the watchdog resets the machine: its own timeout is 30 seconds.

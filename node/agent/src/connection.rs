@@ -3,7 +3,8 @@
 //! The connection has the endpoints of all known curators. The one on this machine is tried first:
 //! a node that runs one needs no network to reach the control plane. The others follow in random
 //! order, so that not all nodes use the same one. The list follows the live directory; calls on a
-//! connection to a curator that stays in the list are not interrupted.
+//! connection to a curator that stays in the list are not interrupted. Connections are replaced
+//! before a certificate on them expires.
 //!
 //! The cluster state depends on when a curator last acknowledged a heartbeat: HOME within
 //! [`SPLIT_AFTER`], SPLIT after that. Time is monotonic, so that a clock adjustment has no effect.
@@ -155,17 +156,14 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         member = async { worker.member.watch().next().await } => member?,
         () = ctx.cancelled() => return Ok(()),
     };
-    let trust = tls::node_client_config(
-        &member.credentials,
-        ExpectedServer::AnyNode,
-        tls::wall_clock(),
-    )?;
+    let trust = tls::node_client_config(&member.own, ExpectedServer::AnyNode)?;
     let options = Options {
         keep_alive: KEEP_ALIVE,
+        presents: Some(member.own.clone()),
         ..Options::default()
     };
     let curators = Curators::new(Vec::new(), trust, options);
-    let connection = CuratorConnection::new(member.node_id, curators);
+    let connection = CuratorConnection::new(member.own.node(), curators);
     ctx.healthy();
     tokio::select! {
         biased;
@@ -176,6 +174,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         }
         outcome = follow_acknowledgements(&worker) => outcome,
         outcome = follow_curators(&worker, &member, &connection) => outcome,
+        outcome = follow_certificates(&worker, &member, &connection) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
@@ -203,7 +202,7 @@ async fn follow_curators(
     let mut directory = member.directory.clone();
     let mut told = false;
     loop {
-        let endpoints = endpoints(&control_plane, member.node_id, &directory);
+        let endpoints = endpoints(&control_plane, member.own.node(), &directory);
         // An empty list would only close connections that may still work.
         if !endpoints.is_empty() && endpoints != connection.curators.endpoints() {
             connection.curators.set_endpoints(endpoints);
@@ -215,6 +214,30 @@ async fn follow_curators(
         tokio::select! {
             next = control_planes.next() => control_plane = next?,
             next = directories.next() => directory = next?,
+        }
+    }
+}
+
+/// Moves to new connections before the certificates on the old ones expire, this node's or a
+/// curator's. The workers are told as if there were another connection, so that their streams move.
+async fn follow_certificates(
+    worker: &Worker,
+    member: &MemberData,
+    connection: &CuratorConnection,
+) -> Outcome {
+    let curators = &connection.curators;
+    let (mut own, mut renewals) = (member.own.changes(), curators.renewals());
+    loop {
+        tokio::select! {
+            changed = own.changed() => {
+                changed?;
+                curators.present_renewed();
+            }
+            renewed = renewals.changed() => {
+                renewed?;
+                worker.connection.set(connection.clone());
+            }
+            never = curators.keep_renewed() => match never {},
         }
     }
 }

@@ -82,7 +82,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         member = async { worker.member.watch().next().await } => member?,
         () = ctx.cancelled() => return Ok(()),
     };
-    name_machine(&worker, &member.node_id)?;
+    name_machine(&worker, member.own.node())?;
     let (wanted_writer, wanted) = event::value();
     let (wanted_writer, member) = (Arc::new(wanted_writer), Arc::new(member));
     let all = worker.clone();
@@ -100,7 +100,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 }
 
 /// Sets the host name and writes the machine-id.
-fn name_machine(worker: &Worker, node_id: &NodeId) -> Outcome {
+fn name_machine(worker: &Worker, node_id: NodeId) -> Outcome {
     (worker.set_hostname)(&node_id.to_string())?;
     let machine_id = format!("{}\n", node_id.bare());
     let path = worker.root.ephemeral.machine_id();

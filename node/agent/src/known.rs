@@ -243,7 +243,7 @@ impl PeerWatcher {
     ) -> Self {
         Self {
             known: PeerResolver {
-                own: member.node_id,
+                own: member.own.node(),
                 own_address: address.get(),
                 saved: member.directory.clone(),
                 learned: learned.get().unwrap_or_default(),

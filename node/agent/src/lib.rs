@@ -12,6 +12,7 @@
 )]
 
 pub mod addresses;
+pub mod certificates;
 pub mod connection;
 pub mod control_plane;
 pub mod heartbeat;

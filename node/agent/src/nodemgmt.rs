@@ -25,7 +25,7 @@ use futures::stream::BoxStream;
 use hearth_api::identity::{NodeId, PublicKey, Subject, UserName};
 use hearth_api::recovery::UnlockSettings;
 use hearth_api::server::{Admission, Caller, Server, Services, Transport};
-use hearth_api::tls::{self, PeerCertificate};
+use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::node_local_server::NodeLocalServer;
 use hearth_api::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use hearth_api::v1::{
@@ -89,7 +89,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         } => member?,
         () = ctx.cancelled() => return Ok(()),
     };
-    let (transport, ..) = Transport::of_node(&member.credentials, tls::wall_clock())?;
+    let transport = Transport::of_node(&member.own)?;
     let listener = TcpListener::bind(worker.listen).await?;
     let service = Service {
         log_tree: worker.log_tree.clone(),

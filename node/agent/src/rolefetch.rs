@@ -65,7 +65,7 @@ async fn follow(
     connection: CuratorConnection,
     member: &MemberData,
 ) -> Outcome {
-    let own = member.node_id.to_string();
+    let own = member.own.node().to_string();
     let request = WatchRequest {
         node_id: own.clone(),
     };

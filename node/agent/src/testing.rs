@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hearth_api::client::{Curators, Options as ClientOptions};
 use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::server::Limits;
-use hearth_api::testing::{Script, TestCluster, TestCurator};
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::testing::{self, Script, TestCluster, TestCurator};
+use hearth_api::tls::wall_clock;
 use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState, NodeStatus};
 use hearth_host::handover::MemberData;
@@ -52,17 +52,15 @@ impl Fake {
 
     /// The first curator is tried first.
     pub fn connection_to_all(&self, curators: &[&TestCurator]) -> CuratorConnection {
-        let trust = tls::node_client_config(&self.node, ExpectedServer::AnyNode, wall_clock());
+        let trust = testing::node_client_config(&self.node, wall_clock());
         let endpoints: Vec<_> = curators.iter().map(|curator| curator.endpoint()).collect();
-        let curators = Curators::new(endpoints, trust.unwrap(), ClientOptions::default());
+        let curators = Curators::new(endpoints, trust, ClientOptions::default());
         CuratorConnection::new(self.node_id, curators)
     }
 
     pub fn member(&self) -> MemberData {
         MemberData {
-            cluster_id: self.cluster.id,
-            node_id: self.node_id,
-            credentials: self.node.clone(),
+            own: testing::own(&self.node),
             directory: ClusterDirectory::default(),
         }
     }

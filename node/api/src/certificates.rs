@@ -2,7 +2,13 @@
 //!
 //! Hearth has three kinds: the cluster's CA, the *leaf* that the CA issues to a node or a user, and
 //! the *possession* certificate, which a caller signs for itself before it has a leaf and which
-//! only states "I hold this key". All are Ed25519, and a peer presents exactly one.
+//! only states "I hold this key". All are signed with Ed25519, and a peer presents exactly one.
+//!
+//! Keys are Ed25519, too. A leaf may have an ECDSA P-256 key instead, for TLS with programs that do
+//! not offer Ed25519. It names the Ed25519 key of its holder in a second URI ([`key_uri`]), and that
+//! key is what [`Leaf::public_key`] is: whoever compares it with a record need not know which of the
+//! two leaves a peer has presented. The leaves of nodes may have DNS names, which clients of others
+//! compare with the name that they have connected to. Nothing here depends on them.
 //!
 //! The general rules of web PKI allow far more: chains, name constraints, many algorithms. Here a
 //! certificate is either exactly one of these kinds or rejected with the reason, so this module
@@ -18,7 +24,7 @@ use rcgen::{
 use rustls_pki_types::{CertificateDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
-use x509_parser::oid_registry::OID_SIG_ED25519;
+use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_SIG_ED25519};
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::{AlgorithmIdentifier, X509Version};
 
@@ -44,7 +50,7 @@ pub enum CertificateError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// Another algorithm than Ed25519.
+    /// Another algorithm than Ed25519, or than ECDSA P-256 for the key of a leaf.
     #[error("{what} is not Ed25519")]
     NotEd25519 {
         /// Key or signature.
@@ -89,9 +95,11 @@ pub enum CertificateError {
         /// The extension's object identifier.
         oid: String,
     },
-    /// Not exactly one name, or not a URI.
-    #[error("subject alternative name: expected exactly one URI, got {found}")]
+    /// Other names than those of its kind.
+    #[error("subject alternative name: expected {wanted}, got {found}")]
     Names {
+        /// The names of its kind.
+        wanted: &'static str,
         /// The names in the certificate.
         found: String,
     },
@@ -156,10 +164,11 @@ impl ClusterCa {
         if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
             return Err(CertificateError::NotCa);
         }
-        parsed.check_signature(&parsed.public_key)?;
+        let public_key = parsed.ed25519()?;
+        parsed.check_signature(&public_key)?;
         Ok(Self {
             certificate: CertificateDer::from(der.to_vec()),
-            public_key: parsed.public_key,
+            public_key,
             subject: parsed.certificate.subject().as_raw().to_vec(),
             validity: parsed.validity,
         })
@@ -186,6 +195,19 @@ impl ClusterCa {
         self.validity
             .check(now)
             .map_err(|error| CertificateError::Ca(Box::new(error)))?;
+        self.verify_issued(der, |validity| validity.check(now))
+    }
+
+    /// The same whatever the time is: for the holder of a leaf, who can renew it.
+    pub fn verify_at_any_time(&self, der: &[u8]) -> Result<Leaf, CertificateError> {
+        self.verify_issued(der, |_| Ok(()))
+    }
+
+    fn verify_issued(
+        &self,
+        der: &[u8],
+        check: impl FnOnce(&Validity) -> Result<(), CertificateError>,
+    ) -> Result<Leaf, CertificateError> {
         let parsed = Parsed::from_der(der)?;
         parsed.check_not_ca()?;
         if parsed.certificate.issuer().as_raw() != self.subject {
@@ -199,15 +221,15 @@ impl ClusterCa {
         parsed
             .check_signature(&self.public_key)
             .map_err(|_| CertificateError::OtherIssuer)?;
-        parsed.validity.check(now)?;
-        let identity: Identity = parsed.uri()?.parse()?;
+        check(&parsed.validity)?;
+        let (identity, public_key) = parsed.holder()?;
         parsed.check_usage(match identity.subject {
             Subject::Node(_) => Usage::NODE,
             Subject::User(_) => Usage::USER,
         })?;
         Ok(Leaf {
             identity,
-            public_key: parsed.public_key,
+            public_key,
             not_after: parsed.validity.min_end(&self.validity),
         })
     }
@@ -218,7 +240,7 @@ impl ClusterCa {
 pub struct Leaf {
     /// Its identity.
     pub identity: Identity,
-    /// Its public key.
+    /// The public key of its holder: its own key, or the one that a leaf with a P-256 key names.
     pub public_key: PublicKey,
     /// Last second in which it is valid: the end of its own validity or of the CA's.
     pub not_after: UnixTime,
@@ -250,7 +272,7 @@ pub fn only_one<'a>(
 
 /// The identity in a certificate that has been verified already.
 pub(crate) fn identity(der: &[u8]) -> Result<Identity, CertificateError> {
-    Ok(Parsed::from_der(der)?.uri()?.parse()?)
+    Ok(Parsed::from_der(der)?.holder()?.0)
 }
 
 /// Last second of the validity of a certificate that has been verified already.
@@ -290,18 +312,36 @@ const POSSESSION: &str = "hearth possession";
 pub fn verify_self_signed(der: &[u8], now: UnixTime) -> Result<PublicKey, CertificateError> {
     let parsed = Parsed::from_der(der)?;
     parsed.check_not_ca()?;
-    parsed.check_signature(&parsed.public_key)?;
+    let public_key = parsed.ed25519()?;
+    parsed.check_signature(&public_key)?;
     parsed.validity.check(now)?;
     match parsed.alternative_names()? {
         [] => {}
         names => {
             return Err(CertificateError::Names {
-                found: format!("{} in a self-signed certificate", names.len()),
+                wanted: "none in a self-signed certificate",
+                found: names.len().to_string(),
             });
         }
     }
     parsed.check_usage(Usage::USER)?;
-    Ok(parsed.public_key)
+    Ok(public_key)
+}
+
+/// The URI in a leaf with a P-256 key that names the Ed25519 key of its holder:
+/// `hearth://CLUSTER/key/KEY`, the key in hexadecimal.
+pub fn key_uri(cluster: ClusterId, key: &PublicKey) -> String {
+    format!("hearth://{cluster}{KEY_PATH}{key}")
+}
+
+const KEY_PATH: &str = "/key/";
+
+/// The key that such a URI names; `None` if it is not one.
+fn key_of_uri(cluster: ClusterId, uri: &str) -> Option<PublicKey> {
+    let (_, key) = uri.split_once(KEY_PATH)?;
+    let key = PublicKey::try_from(&hex::decode(key).ok()?[..]).ok()?;
+    // One spelling only.
+    (key_uri(cluster, &key) == uri).then_some(key)
 }
 
 /// Our key in the form that rcgen requires, without copying the secret.
@@ -383,10 +423,18 @@ impl Usage {
     }
 }
 
+/// The key in a certificate.
+#[derive(Clone, Copy)]
+enum Key {
+    Ed25519(PublicKey),
+    /// Whether it is a point of the curve is checked with the signature of a handshake.
+    P256,
+}
+
 /// A certificate that is well-formed; nothing else has been checked.
 struct Parsed<'a> {
     certificate: X509Certificate<'a>,
-    public_key: PublicKey,
+    key: Key,
     validity: Validity,
 }
 
@@ -411,15 +459,18 @@ impl<'a> Parsed<'a> {
             algorithm.algorithm == OID_SIG_ED25519 && algorithm.parameters.is_none()
         };
         let spki = certificate.public_key();
-        if !is_ed25519(&spki.algorithm) {
+        let key = if is_ed25519(&spki.algorithm) {
+            Key::Ed25519(PublicKey::try_from(spki.subject_public_key.data.as_ref())?)
+        } else if is_p256(&spki.algorithm) {
+            Key::P256
+        } else {
             return Err(CertificateError::NotEd25519 { what: "key" });
-        }
+        };
         if !is_ed25519(&certificate.signature_algorithm)
             || !is_ed25519(&certificate.tbs_certificate.signature)
         {
             return Err(CertificateError::NotEd25519 { what: "signature" });
         }
-        let public_key = PublicKey::try_from(spki.subject_public_key.data.as_ref())?;
         let seconds = |time: x509_parser::time::ASN1Time| {
             // Times before 1970 are before any time that matters here.
             u64::try_from(time.timestamp()).unwrap_or(0)
@@ -430,7 +481,7 @@ impl<'a> Parsed<'a> {
         };
         let parsed = Self {
             certificate,
-            public_key,
+            key,
             validity,
         };
         parsed.check_envelope(der)?;
@@ -486,6 +537,14 @@ impl<'a> Parsed<'a> {
         Ok(())
     }
 
+    /// The key of a certificate that must have an Ed25519 key.
+    fn ed25519(&self) -> Result<PublicKey, CertificateError> {
+        match self.key {
+            Key::Ed25519(key) => Ok(key),
+            Key::P256 => Err(CertificateError::NotEd25519 { what: "key" }),
+        }
+    }
+
     fn check_signature(&self, key: &PublicKey) -> Result<(), CertificateError> {
         key.verify(
             self.certificate.tbs_certificate.as_ref(),
@@ -496,7 +555,10 @@ impl<'a> Parsed<'a> {
 
     fn is_self_signed(&self) -> bool {
         self.certificate.issuer().as_raw() == self.certificate.subject().as_raw()
-            && self.check_signature(&self.public_key).is_ok()
+            && self
+                .ed25519()
+                .and_then(|key| self.check_signature(&key))
+                .is_ok()
     }
 
     fn check_not_ca(&self) -> Result<(), CertificateError> {
@@ -555,17 +617,52 @@ impl<'a> Parsed<'a> {
         Ok(names.map_or(&[], |names| &names.value.general_names))
     }
 
-    fn uri(&self) -> Result<&'a str, CertificateError> {
-        match self.alternative_names()? {
-            [GeneralName::URI(uri)] => Ok(uri),
-            [_] => Err(CertificateError::Names {
-                found: "a name that is not a URI".to_owned(),
-            }),
-            names => Err(CertificateError::Names {
-                found: names.len().to_string(),
-            }),
+    /// Whom a leaf certifies, and the holder's key.
+    fn holder(&self) -> Result<(Identity, PublicKey), CertificateError> {
+        let names = self.alternative_names()?;
+        let uris = names.iter().filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(*uri),
+            _ => None,
+        });
+        let uris: Vec<_> = uris.collect();
+        let refuse = |wanted| CertificateError::Names {
+            wanted,
+            found: format!("{} URIs among {} names", uris.len(), names.len()),
+        };
+        let (identity, key): (Identity, PublicKey) = match (self.key, &uris[..]) {
+            (Key::Ed25519(key), [identity]) => (identity.parse()?, key),
+            (Key::P256, [identity, key]) => {
+                let identity: Identity = identity.parse()?;
+                let key = key_of_uri(identity.cluster, key);
+                (identity, key.ok_or_else(|| refuse(OF_P256))?)
+            }
+            (Key::Ed25519(_), _) => return Err(refuse("one identity")),
+            (Key::P256, _) => return Err(refuse(OF_P256)),
+        };
+        let may_have_names = matches!(identity.subject, Subject::Node(_));
+        let is_known = |name: &GeneralName<'_>| match name {
+            GeneralName::URI(_) => true,
+            GeneralName::DNSName(_) => may_have_names,
+            _ => false,
+        };
+        match names.iter().all(is_known) {
+            true => Ok((identity, key)),
+            false if may_have_names => Err(refuse("URIs and DNS names")),
+            false => Err(refuse("URIs")),
         }
     }
+}
+
+/// The names of a leaf with a P-256 key.
+const OF_P256: &str = "one identity and the URI of an Ed25519 key";
+
+/// Whether this is the algorithm of a P-256 key.
+fn is_p256(algorithm: &AlgorithmIdentifier<'_>) -> bool {
+    let curve = algorithm
+        .parameters
+        .as_ref()
+        .and_then(|any| any.as_oid().ok());
+    algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == Some(OID_EC_P256)
 }
 
 #[cfg(test)]

@@ -14,6 +14,10 @@
 //! load, and a node returns to its own curator. Calls that are running on a connection that new
 //! calls no longer use continue there, and the connection is closed after the last of them.
 //!
+//! A connection ends when a certificate on it expires, the client's or the server's. Well before
+//! that, new calls go to a new connection, to the same endpoint or another, and
+//! [`Curators::renewals`] tells those who have a stream that it is time to open another.
+//!
 //! The TLS configuration states which servers a client accepts: usually any node of its cluster. A
 //! client that knows which nodes run a curator restricts its endpoints to those with
 //! [`Endpoints::only`]; no other node is sent a request, even if it is a member of the cluster,
@@ -29,6 +33,7 @@ mod line;
 mod list;
 mod retry;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -36,6 +41,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use rustls::ClientConfig;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::Status;
@@ -46,7 +52,7 @@ pub use list::Endpoints;
 pub use retry::retry_unavailable;
 
 use crate::certificates::CertificateError;
-use crate::tls::{self, Clock};
+use crate::tls::{self, Clock, OwnCertificate};
 use line::Line;
 pub(crate) use line::connect_one;
 #[cfg(any(test, feature = "operator"))]
@@ -58,6 +64,8 @@ const ATTEMPT_STAGGER: Duration = Duration::from_millis(250);
 /// A call that has a connection waits at most this long for a better one.
 const REPLACE_WITHIN: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// A connection that could not be replaced is tried again after this time.
+const RENEW_AGAIN: Duration = Duration::from_secs(5);
 
 /// Why an endpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -132,8 +140,11 @@ pub struct Options {
     pub keep_alive: Duration,
     /// New calls look for a better connection once the current one is about this old.
     pub rebalance: Duration,
-    /// The clock by which the server's certificate expires.
+    /// The clock by which certificates expire.
     pub clock: Clock,
+    /// The certificates that are presented, if they may be replaced while the client lives: a connection
+    /// is replaced before the one with which it began expires.
+    pub presents: Option<Arc<OwnCertificate>>,
 }
 
 impl Default for Options {
@@ -144,6 +155,7 @@ impl Default for Options {
             keep_alive: KEEP_ALIVE,
             rebalance: Duration::from_secs(300),
             clock: tls::wall_clock(),
+            presents: None,
         }
     }
 }
@@ -170,6 +182,8 @@ impl Curators {
                 lines: Vec::new(),
             }),
             connecting: tokio::sync::Mutex::new(()),
+            renewals: watch::Sender::new(0),
+            changed: Notify::new(),
         });
         Self { shared }
     }
@@ -215,6 +229,41 @@ impl Curators {
         }
     }
 
+    /// Makes new calls use a new connection if the current one began without a valid certificate, which
+    /// has been replaced since.
+    pub fn present_renewed(&self) {
+        let current = self.shared.state().current();
+        if let Some(line) = current.filter(|line| line.began_expired) {
+            line.set_renew_at(Instant::now());
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Changes whenever a connection has been replaced because a certificate on it will expire. It
+    /// carries the calls that are running until then. Calls replace connections; where there may be
+    /// none, [`Self::keep_renewed`] has to run.
+    pub fn renewals(&self) -> watch::Receiver<u64> {
+        self.shared.renewals.subscribe()
+    }
+
+    /// Replaces connections in time, also while no call is made.
+    pub async fn keep_renewed(&self) -> Infallible {
+        loop {
+            let renew_at = self.shared.state().current().map(|line| line.renew_at());
+            let due = async {
+                match renew_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.shared.changed.notified() => {}
+                // What becomes of it shows in the next round, at the latest after `RENEW_AGAIN`.
+                () = due => drop(self.shared.line().await),
+            }
+        }
+    }
+
     /// The endpoint that new calls use, if known.
     pub fn current(&self) -> Option<Endpoint> {
         let state = self.shared.state();
@@ -229,6 +278,10 @@ struct Shared {
     state: Mutex<State>,
     /// Held by the call that is connecting; the others wait for its result.
     connecting: tokio::sync::Mutex<()>,
+    /// How many connections have been replaced because a certificate will expire.
+    renewals: watch::Sender<u64>,
+    /// There is another connection for new calls, or it is to be replaced.
+    changed: Notify,
 }
 
 struct State {
@@ -275,15 +328,24 @@ impl Shared {
     /// others keep using the current connection meanwhile.
     async fn better(&self, line: &Line) -> Option<Arc<Line>> {
         let now = Instant::now();
+        let is_old = line.renew_at() <= now;
         let (stands_back, better) = {
             let state = self.state();
             let stands_back = state.list.stands_back(&line.endpoint, now);
-            if !stands_back && now < state.look_again {
+            if !stands_back && !is_old && now < state.look_again {
                 return None;
             }
-            (stands_back, state.list.better_than(&line.endpoint, now))
+            // A new connection is better than an old one, also to the same endpoint.
+            let better = match is_old {
+                true => state.list.order(now),
+                false => state.list.better_than(&line.endpoint, now),
+            };
+            (stands_back, better)
         };
         let _one = self.connecting.try_lock().ok()?;
+        if is_old {
+            line.set_renew_at(now + RENEW_AGAIN);
+        }
         // Set in any case, even if nothing comes of it because the call is cancelled.
         self.state().look_again = now + self.until_next_look();
         if better.is_empty() {
@@ -300,7 +362,15 @@ impl Shared {
         };
         let connect = self.connect(better.clone(), false);
         match tokio::time::timeout(bound, connect).await {
-            Ok(connected) => connected.ok(),
+            Ok(connected) => {
+                let connected = connected.ok()?;
+                if is_old {
+                    self.renewals.send_modify(|count| *count += 1);
+                }
+                Some(connected)
+            }
+            // The next attempt is `RENEW_AGAIN` later, so further calls do not wait either.
+            Err(_) if is_old => None,
             Err(_) => {
                 // Further calls must not wait for these endpoints as well.
                 let mut state = self.state();
@@ -389,6 +459,7 @@ impl Shared {
         state.lines.push(Arc::downgrade(&line));
         state.current = Some(Arc::clone(&line));
         state.look_again = Instant::now() + self.until_next_look();
+        self.changed.notify_one();
         Ok(line)
     }
 

@@ -7,7 +7,7 @@
 
 use crate::certificates::{CertificateError, ClusterCa, Leaf};
 use crate::client::{Curators, Endpoint, Options, retry_unavailable};
-use crate::identity::{OwnerKey, SigningKey, Subject, UserCredentials, UserName};
+use crate::identity::{OwnerKey, P256PublicKey, SigningKey, Subject, UserCredentials, UserName};
 use crate::tls::{self, CertificateDer, ExpectedServer, TlsError};
 use crate::v1::aaa_client::AaaClient;
 use crate::v1::{EscrowRequest, EscrowResponse};
@@ -26,20 +26,32 @@ pub enum EscrowError {
     Certificate(#[from] CertificateError),
 }
 
-/// Requests a certificate from the curators, each of which must belong to the cluster with this CA.
-/// `options.call_timeout` limits the whole call.
+/// What the owner gets.
+pub struct Exchanged {
+    /// The owner's credentials.
+    pub credentials: UserCredentials,
+    /// The content of the certificate in them.
+    pub leaf: Leaf,
+    /// The certificate of the P-256 key, if there is one.
+    pub p256: Option<CertificateDer<'static>>,
+}
+
+/// Requests a certificate from the curators, each of which must belong to the cluster with this CA,
+/// and another one for the P-256 key if one is given. `options.call_timeout` limits the whole call.
 pub async fn exchange(
     curators: Vec<Endpoint>,
     key: &OwnerKey,
     ca: &ClusterCa,
+    p256: Option<P256PublicKey>,
     options: Options,
-) -> Result<(UserCredentials, Leaf), EscrowError> {
+) -> Result<Exchanged, EscrowError> {
     let (clock, bound) = (options.clock.clone(), options.call_timeout);
     let server = ExpectedServer::AnyNode;
     let config = tls::possession_client_config(key, ca.clone(), server, clock.clone())?;
     let aaa = AaaClient::new(Curators::new(curators, config, options).channel());
     let request = EscrowRequest {
         identity: UserName::OWNER.to_owned(),
+        p256_public_key: p256.map(|key| key.as_bytes().to_vec()).unwrap_or_default(),
     };
     let call = || {
         let (mut aaa, request) = (aaa.clone(), request.clone());
@@ -49,25 +61,38 @@ pub async fn exchange(
     let EscrowResponse {
         certificate,
         ca_certificate,
+        p256_certificate,
     } = response
         .map_err(|status| EscrowError::Call(Box::new(status)))?
         .into_inner();
     if ca_certificate != ca.certificate().as_ref() {
         return Err(CertificateError::OtherIssuer.into());
     }
-    let leaf = ca.verify(&certificate, tls::now(&clock))?;
-    if leaf.identity.subject != Subject::User(UserName::owner()) || leaf.public_key != key.public()
-    {
-        let other = CertificateError::OtherPeer {
-            wanted: "user owner with the owner key".to_owned(),
-            found: leaf.identity,
-        };
-        return Err(other.into());
+    let now = tls::now(&clock);
+    let leaf = owners(ca.verify(&certificate, now)?, key)?;
+    if p256.is_some() {
+        owners(ca.verify(&p256_certificate, now)?, key)?;
     }
     let credentials = UserCredentials {
         key: SigningKey::clone(key),
         certificate: CertificateDer::from(certificate),
         ca: ca.certificate().clone(),
     };
-    Ok((credentials, leaf))
+    Ok(Exchanged {
+        credentials,
+        leaf,
+        p256: p256.map(|_| CertificateDer::from(p256_certificate)),
+    })
+}
+
+/// Checks that a leaf is the owner's.
+fn owners(leaf: Leaf, key: &OwnerKey) -> Result<Leaf, CertificateError> {
+    if leaf.identity.subject == Subject::User(UserName::owner()) && leaf.public_key == key.public()
+    {
+        return Ok(leaf);
+    }
+    Err(CertificateError::OtherPeer {
+        wanted: "user owner with the owner key".to_owned(),
+        found: leaf.identity,
+    })
 }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The DNS name that the certificates of all curators have, in every cluster.
+pub const CURATOR_NAME: &str = "curator.hearth";
+
 /// Ports of a node.
 pub mod ports {
     /// etcd peers, mutual TLS from the etcd CA.

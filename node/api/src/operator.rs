@@ -69,9 +69,9 @@ impl Operator {
         options: Options,
     ) -> Result<(Operator, Leaf), OwnershipError> {
         let ca = meet(&curators, secret, &options).await?;
-        let exchanged = escrow::exchange(curators.clone(), key, &ca, options.clone());
-        let (credentials, leaf) = exchanged.await?;
-        Ok((Operator::connect(credentials, curators, options)?, leaf))
+        let exchanged = escrow::exchange(curators.clone(), key, &ca, None, options.clone()).await?;
+        let operator = Operator::connect(exchanged.credentials, curators, options)?;
+        Ok((operator, exchanged.leaf))
     }
 
     /// A client with these credentials of any of these curators. Connects at the first call.

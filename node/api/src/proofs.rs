@@ -11,8 +11,8 @@
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use crate::certificates::CertificateError;
-use crate::identity::{ClusterId, JoinKey, NodeCredentials, NodeId, PublicKey, SigningKey};
-use crate::tls::{PeerCertificate, Trust};
+use crate::identity::{ClusterId, JoinKey, NodeId, PublicKey, SigningKey};
+use crate::tls::{OwnCertificate, PeerCertificate, Trust};
 use crate::v1::{DisownOrder, NodeAddress};
 
 const JOIN_KEY: &[u8] = b"hearth join key v1\0";
@@ -113,20 +113,15 @@ fn disown_statement(cluster: ClusterId, node: NodeId) -> Vec<u8> {
 }
 
 /// Makes this node's signed address record.
-pub fn sign_address(
-    credentials: &NodeCredentials,
-    node: NodeId,
-    host: std::net::IpAddr,
-    counter: u64,
-) -> NodeAddress {
+pub fn sign_address(own: &OwnCertificate, host: std::net::IpAddr, counter: u64) -> NodeAddress {
     let mut address = NodeAddress {
-        node_id: node.to_string(),
+        node_id: own.node().to_string(),
         host: host.to_string(),
         counter,
-        certificate: credentials.certificate.to_vec(),
+        certificate: own.certificate().to_vec(),
         signature: Vec::new(),
     };
-    address.signature = credentials.key.sign(&address_statement(&address)).to_vec();
+    address.signature = own.key().sign(&address_statement(&address)).to_vec();
     address
 }
 
@@ -230,9 +225,10 @@ mod tests {
         let node = cluster.node();
         let clock = tls::wall_clock();
         let now = tls::now(&clock);
-        let (trust, id) = Trust::of_node(&node, now).expect("proper credentials");
+        let own = crate::testing::own(&node);
+        let (trust, id) = (Trust::of_node(&own), own.node());
         let host = "192.0.2.7".parse().expect("an address");
-        let address = sign_address(&node, id, host, 3);
+        let address = sign_address(&own, host, 3);
         assert_eq!(check_address(&address, &trust, now).ok(), Some((id, host)));
         let forged = [
             NodeAddress {
@@ -253,7 +249,7 @@ mod tests {
             assert!(check_address(&forged, &trust, now).is_err(), "{forged:?}");
         }
         let stranger = TestCluster::new().node();
-        let (stranger, _) = Trust::of_node(&stranger, now).expect("proper credentials");
+        let stranger = Trust::of_node(&crate::testing::own(&stranger));
         assert!(check_address(&address, &stranger, now).is_err());
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Both ends of nearly all connections are ours, and the others (Kubernetes' programs) are
 //! configured. So there is one version, one key exchange and one kind of key: TLS 1.3, X25519,
-//! Ed25519, with AES-GCM, which every machine that Hearth runs on has in hardware. Algorithms that
-//! are not used cannot be attacked, and are not linked either: with everything that the library
-//! offers the program would be two percent larger.
+//! Ed25519, with AES-GCM, which every machine that Hearth runs on has in hardware. ECDSA P-256 is
+//! there for the clients of others that do not offer Ed25519. Algorithms that are not used cannot be
+//! attacked, and are not linked either: with everything that the library offers the program would
+//! be two percent larger.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +21,12 @@ type Signatures = &'static [&'static dyn SignatureVerificationAlgorithm];
 
 /// The accepted signature algorithms.
 static ED25519: Signatures = &[webpki::ring::ED25519];
-static NAMED: &[(SignatureScheme, Signatures)] = &[(SignatureScheme::ED25519, ED25519)];
+static P256: Signatures = &[webpki::ring::ECDSA_P256_SHA256];
+static ALL: Signatures = &[webpki::ring::ED25519, webpki::ring::ECDSA_P256_SHA256];
+static NAMED: &[(SignatureScheme, Signatures)] = &[
+    (SignatureScheme::ED25519, ED25519),
+    (SignatureScheme::ECDSA_NISTP256_SHA256, P256),
+];
 
 /// The provider, not installed process-wide: other users of rustls choose their own.
 pub fn provider() -> Arc<CryptoProvider> {
@@ -33,7 +39,7 @@ pub fn provider() -> Arc<CryptoProvider> {
             ],
             kx_groups: vec![kx_group::X25519],
             signature_verification_algorithms: WebPkiSupportedAlgorithms {
-                all: ED25519,
+                all: ALL,
                 mapping: NAMED,
             },
             secure_random: &System,

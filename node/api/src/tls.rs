@@ -1,4 +1,8 @@
-//! TLS settings of Hearth: version 1.3, Ed25519, one certificate on each side.
+//! TLS settings of Hearth: version 1.3, one certificate on each side, Ed25519 between our own
+//! programs.
+//!
+//! Programs of others that do not offer Ed25519 get a server certificate with an ECDSA P-256 key, and
+//! may present such a client certificate: see [`OwnCertificate`] and [`crate::certificates`].
 //!
 //! Sessions are never resumed: no tickets, no stored sessions, no early data, because a resumed
 //! connection bypasses the verifiers, and so expiry and revocation. The verifiers are our own (see
@@ -9,14 +13,14 @@
 //! is neither a leaf of its cluster nor a possession certificate ends the handshake. The result is
 //! a [`PeerCertificate`].
 
-use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+mod own;
+
+use std::sync::{Arc, OnceLock};
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, PeerIncompatible, ServerConfig,
@@ -27,9 +31,11 @@ use rustls_pki_types::{ServerName, UnixTime};
 
 use crate::certificates::{self, CertificateError, ClusterCa, Leaf};
 use crate::identity::{
-    ClusterId, Identity, NodeCredentials, NodeId, PublicKey, SigningKey, Subject, UserCredentials,
+    ClusterId, Identity, NodeId, PublicKey, SigningKey, Subject, UserCredentials,
 };
 use crate::provider::provider;
+
+pub use own::OwnCertificate;
 
 /// The only application protocol: HTTP/2.
 const ALPN: &[u8] = b"h2";
@@ -130,20 +136,11 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// The trust of a node with these credentials, and the node's ID.
-    pub fn of_node(
-        credentials: &NodeCredentials,
-        now: UnixTime,
-    ) -> Result<(Self, NodeId), TlsError> {
-        let ca = ClusterCa::parse(&credentials.ca).map_err(TlsError::Ca)?;
-        let leaf = own_leaf(&ca, &credentials.certificate, &credentials.key, now)?;
-        let cluster = leaf.identity.cluster;
-        match leaf.identity.subject {
-            Subject::Node(id) => Ok((Self { cluster, ca }, id)),
-            Subject::User(_) => Err(TlsError::Own(CertificateError::OtherPeer {
-                wanted: "a node".to_owned(),
-                found: leaf.identity,
-            })),
+    /// The trust of a node with these certificates.
+    pub fn of_node(own: &OwnCertificate) -> Self {
+        Self {
+            cluster: own.cluster(),
+            ca: own.ca().clone(),
         }
     }
 
@@ -201,48 +198,10 @@ impl ExpectedServer {
     }
 }
 
-/// A certificate and key that can be replaced while in use: new handshakes use the new ones,
-/// existing connections keep the old ones.
-pub struct OwnCertificate(RwLock<Arc<CertifiedKey>>);
-
-impl OwnCertificate {
-    /// From a node's credentials.
-    pub fn new(credentials: &NodeCredentials) -> Result<Arc<Self>, TlsError> {
-        let certified = certified_key(&credentials.certificate, &credentials.key)?;
-        Ok(Arc::new(Self(RwLock::new(certified))))
-    }
-
-    /// Replaces certificate and key.
-    pub fn replace(&self, credentials: &NodeCredentials) -> Result<(), TlsError> {
-        let certified = certified_key(&credentials.certificate, &credentials.key)?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = certified;
-        Ok(())
-    }
-
-    fn current(&self) -> Arc<CertifiedKey> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl fmt::Debug for OwnCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OwnCertificate")
-    }
-}
-
-impl ResolvesServerCert for OwnCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current())
-    }
-}
-
-/// TLS configuration of a server that presents `own` and verifies callers by `trust`.
-pub fn server_config(
-    own: Arc<OwnCertificate>,
-    trust: Trust,
-    clock: Clock,
-) -> Result<Arc<ServerConfig>, TlsError> {
-    let mut config = ServerConfig::builder_with_details(provider(), clock)
+/// TLS configuration of a node as a server of its cluster.
+pub fn server_config(own: Arc<OwnCertificate>) -> Result<Arc<ServerConfig>, TlsError> {
+    let trust = Trust::of_node(&own);
+    let mut config = ServerConfig::builder_with_details(provider(), own.clock())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(CallerVerifier(trust)))
         .with_cert_resolver(own);
@@ -253,18 +212,18 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// TLS configuration of a node as a client of its own cluster.
+/// TLS configuration of a node as a client of its own cluster. Each handshake presents the
+/// certificate that is current then.
 pub fn node_client_config(
-    credentials: &NodeCredentials,
+    own: &Arc<OwnCertificate>,
     server: ExpectedServer,
-    clock: Clock,
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let NodeCredentials {
-        key,
-        certificate,
-        ca,
-    } = credentials;
-    authenticated(key, certificate, ca, server, clock)
+    let verifier = PinnedVerifier {
+        ca: own.ca().clone(),
+        cluster: Some(own.cluster()),
+        server,
+    };
+    client_config(Arc::new(verifier), Own::Node(Arc::clone(own)), own.clock())
 }
 
 /// TLS configuration of a user.
@@ -278,24 +237,15 @@ pub fn user_client_config(
         certificate,
         ca,
     } = credentials;
-    authenticated(key, certificate, ca, server, clock)
-}
-
-fn authenticated(
-    key: &SigningKey,
-    certificate: &CertificateDer<'static>,
-    ca: &CertificateDer<'static>,
-    server: ExpectedServer,
-    clock: Clock,
-) -> Result<Arc<ClientConfig>, TlsError> {
     let ca = ClusterCa::parse(ca).map_err(TlsError::Ca)?;
-    let leaf = own_leaf(&ca, certificate, key, now(&clock))?;
+    let leaf = ca.verify(certificate, now(&clock)).map_err(TlsError::Own)?;
+    own::is_of(key, &leaf)?;
     let verifier = PinnedVerifier {
         ca,
         cluster: Some(leaf.identity.cluster),
         server,
     };
-    client_config(Arc::new(verifier), Some((certificate, key)), clock)
+    client_config(Arc::new(verifier), Own::Fixed(certificate, key), clock)
 }
 
 /// TLS configuration of a client that has no certificate of the cluster yet: proves that it holds
@@ -312,7 +262,7 @@ pub fn possession_client_config(
         server,
     };
     let certificate = certificates::self_signed(key);
-    client_config(Arc::new(verifier), Some((&certificate, key)), clock)
+    client_config(Arc::new(verifier), Own::Fixed(&certificate, key), clock)
 }
 
 /// TLS configuration of a client that does not know the CA yet: it accepts any server, but keeps
@@ -323,7 +273,8 @@ pub(crate) fn first_contact_client_config(
 ) -> Result<(Arc<ClientConfig>, Presented), TlsError> {
     let presented = Presented::default();
     let verifier = RecordingVerifier(presented.clone());
-    Ok((client_config(Arc::new(verifier), None, clock)?, presented))
+    let config = client_config(Arc::new(verifier), Own::None, clock)?;
+    Ok((config, presented))
 }
 
 /// The certificate that a server presented at first contact.
@@ -337,9 +288,16 @@ impl Presented {
     }
 }
 
+/// What a client presents.
+enum Own<'a> {
+    None,
+    Fixed(&'a CertificateDer<'static>, &'a SigningKey),
+    Node(Arc<OwnCertificate>),
+}
+
 fn client_config(
     verifier: Arc<dyn ServerCertVerifier>,
-    own: Option<(&CertificateDer<'static>, &SigningKey)>,
+    own: Own<'_>,
     clock: Clock,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let builder = ClientConfig::builder_with_details(provider(), clock)
@@ -347,10 +305,11 @@ fn client_config(
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     let mut config = match own {
-        Some((certificate, key)) => {
+        Own::Fixed(certificate, key) => {
             builder.with_client_auth_cert(vec![certificate.clone()], key.to_private_key_der())?
         }
-        None => builder.with_no_client_auth(),
+        Own::Node(own) => builder.with_client_cert_resolver(own),
+        Own::None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
@@ -358,35 +317,6 @@ fn client_config(
     // Server names would tell an observer which server is contacted, and servers ignore them.
     config.enable_sni = false;
     Ok(Arc::new(config))
-}
-
-fn own_leaf(
-    ca: &ClusterCa,
-    certificate: &CertificateDer<'_>,
-    key: &SigningKey,
-    now: UnixTime,
-) -> Result<Leaf, TlsError> {
-    let leaf = ca.verify(certificate, now).map_err(TlsError::Own)?;
-    if leaf.public_key == key.public() {
-        Ok(leaf)
-    } else {
-        Err(TlsError::OtherKey {
-            certificate: leaf.public_key,
-            key: key.public(),
-        })
-    }
-}
-
-fn certified_key(
-    certificate: &CertificateDer<'static>,
-    key: &SigningKey,
-) -> Result<Arc<CertifiedKey>, TlsError> {
-    let certified = CertifiedKey::from_der(
-        vec![certificate.clone()],
-        key.to_private_key_der(),
-        &provider(),
-    )?;
-    Ok(Arc::new(certified))
 }
 
 /// Our error in the form in which rustls carries errors of others. It is logged on this side; the
@@ -406,13 +336,22 @@ pub(crate) fn refused_certificate(error: &std::io::Error) -> Option<CertificateE
     reason.0.downcast_ref::<CertificateError>().cloned()
 }
 
-/// Verifies a handshake signature by the key in `certificate`; Ed25519 only.
+/// The signatures of servers that our clients accept.
+const OF_SERVERS: &[SignatureScheme] = &[SignatureScheme::ED25519];
+/// The signatures of clients that our servers accept.
+const OF_CLIENTS: &[SignatureScheme] = &[
+    SignatureScheme::ED25519,
+    SignatureScheme::ECDSA_NISTP256_SHA256,
+];
+
+/// Verifies a handshake signature of one of these kinds by the key in `certificate`.
 fn handshake_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,
     signed: &DigitallySignedStruct,
+    accepted: &[SignatureScheme],
 ) -> Result<HandshakeSignatureValid, rustls::Error> {
-    if signed.scheme != SignatureScheme::ED25519 {
+    if !accepted.contains(&signed.scheme) {
         return Err(refusal(CertificateError::NotEd25519 {
             what: "handshake signature",
         }));
@@ -427,7 +366,7 @@ fn handshake_signature(
 
 /// The methods that depend only on the protocol, the same for all verifiers.
 macro_rules! handshake_signatures {
-    () => {
+    ($accepted:expr) => {
         fn verify_tls12_signature(
             &self,
             _: &[u8],
@@ -443,11 +382,11 @@ macro_rules! handshake_signatures {
             certificate: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, rustls::Error> {
-            handshake_signature(message, certificate, signed)
+            handshake_signature(message, certificate, signed, $accepted)
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            vec![SignatureScheme::ED25519]
+            $accepted.to_vec()
         }
     };
 }
@@ -491,7 +430,7 @@ impl ClientCertVerifier for CallerVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    handshake_signatures!();
+    handshake_signatures!(OF_CLIENTS);
 }
 
 /// Verifies a server by a known CA.
@@ -520,7 +459,7 @@ impl ServerCertVerifier for PinnedVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    handshake_signatures!();
+    handshake_signatures!(OF_SERVERS);
 }
 
 /// Accepts any server and records its certificate, to be verified later.
@@ -545,7 +484,7 @@ impl ServerCertVerifier for RecordingVerifier {
         }
     }
 
-    handshake_signatures!();
+    handshake_signatures!(OF_SERVERS);
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use hearth_agent::addresses::{self, AddressBook};
-use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush, time};
+use hearth_agent::{
+    certificates, connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush, time,
+};
 use hearth_api::names::{
     EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, PORT_UNLOCK,
     WATCH_SILENCE,
@@ -73,6 +75,7 @@ struct RoleServer {
     controlplane: Arc<controlplane::Worker>,
     rolefetch: Arc<rolefetch::Worker>,
     connection: Arc<connection::Worker>,
+    certificates: Arc<certificates::Worker>,
     heartbeat: Arc<heartbeat::Worker>,
     hosts: Arc<hosts::Worker>,
     addresses: Arc<addresses::Worker>,
@@ -178,6 +181,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             local_roles: local_roles.clone(),
             cluster_state: cluster_state.clone(),
             disowned: disowned.clone(),
+            time: time_status.clone(),
             view: view.clone(),
             connection: connection.clone(),
             founded: founded_writer,
@@ -291,6 +295,11 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             recorded: recorded.clone(),
             packet_filter,
         }),
+        certificates: Arc::new(certificates::Worker {
+            files: root.data.node().credentials(),
+            member: member.clone(),
+            connection: connection.clone(),
+        }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
             connection,
@@ -361,6 +370,7 @@ async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
     ctx.run_restartable("controlplane", &roles.controlplane, controlplane::run)?;
     ctx.run_worker("rolefetch", &roles.rolefetch, rolefetch::run)?;
     ctx.run_worker("membership", &roles.connection, connection::run)?;
+    ctx.run_worker("certificates", &roles.certificates, certificates::run)?;
     ctx.run_worker("heartbeat", &roles.heartbeat, heartbeat::run)?;
     ctx.run_worker("hosts", &roles.hosts, hosts::run)?;
     ctx.run_worker("addresses", &roles.addresses, addresses::run)?;

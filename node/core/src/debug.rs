@@ -97,7 +97,7 @@ impl NodeDebug for Debug {
             node_id: self
                 .member
                 .get()
-                .map(|member| member.node_id.to_string())
+                .map(|member| member.own.node().to_string())
                 .unwrap_or_default(),
             zombies,
             processes,

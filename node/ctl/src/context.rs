@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use hearth_api::certificates::Leaf;
 use hearth_api::client::{Endpoint, EndpointError};
+use hearth_api::escrow::Exchanged;
 use hearth_api::identity::{ClusterId, IdentityError, SigningKey, UserCredentials};
 use hearth_api::owner;
-use hearth_api::tls::CertificateDer;
+use hearth_api::tls::{self, CertificateDer};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Kind};
@@ -33,6 +35,9 @@ pub(crate) struct Context {
     pub certificate: PathBuf,
     /// Path of the user's private key (PKCS #8, PEM), relative to the contexts file.
     pub key: PathBuf,
+    /// When the certificate is to be renewed, Unix seconds; absent means at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renew_after: Option<u64>,
     /// Address mappings: connections to the key go to the value instead.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub routes: BTreeMap<String, String>,
@@ -141,32 +146,47 @@ impl Contexts {
     pub(crate) fn add(
         &mut self,
         name: &str,
-        cluster: ClusterId,
         endpoints: &[Endpoint],
         credentials: &UserCredentials,
+        leaf: &Leaf,
         key: &Path,
     ) -> Result<(), Failure> {
         let name = valid_name(name)?;
-        let failed = |what: &str, path: &Path| {
-            Failure::new(Kind::Local, format!("{what} {}", path.display()))
-        };
         let certificate = PathBuf::from(format!("{name}.certificate.pem"));
-        let path = self.beside(&certificate);
-        files::write_private(&path, to_pem(&credentials.certificate).as_bytes())
-            .map_err(|error| failed("write", &path).because(error))?;
+        self.write_certificate(&certificate, &credentials.certificate)?;
         // Routes do not depend on the certificate: they are kept.
         let before = self.stored.contexts.remove(name);
         let context = Context {
             routes: before.map(|before| before.routes).unwrap_or_default(),
-            cluster_id: cluster.to_string(),
+            cluster_id: leaf.identity.cluster.to_string(),
             ca: to_pem(&credentials.ca),
             endpoints: endpoints.iter().map(Endpoint::to_string).collect(),
             certificate,
-            key: fs::canonicalize(key).map_err(|error| failed("find", key).because(error))?,
+            renew_after: Some(renew_after(leaf)),
+            key: fs::canonicalize(key).map_err(|error| {
+                Failure::new(Kind::Local, format!("find {}", key.display())).because(error)
+            })?,
         };
         self.stored.contexts.insert(name.to_owned(), context);
         self.stored.current = Some(name.to_owned());
         Ok(())
+    }
+
+    /// Replaces the certificate of a context by a newer one.
+    pub(crate) fn renew(&mut self, name: &str, exchanged: &Exchanged) -> Result<(), Failure> {
+        let file = self.get(Some(name))?.1.certificate.clone();
+        self.write_certificate(&file, &exchanged.credentials.certificate)?;
+        if let Some(context) = self.stored.contexts.get_mut(name) {
+            context.renew_after = Some(renew_after(&exchanged.leaf));
+        }
+        Ok(())
+    }
+
+    fn write_certificate(&self, file: &Path, der: &CertificateDer<'_>) -> Result<(), Failure> {
+        let path = self.beside(file);
+        files::write_private(&path, to_pem(der).as_bytes()).map_err(|error| {
+            Failure::new(Kind::Local, format!("write {}", path.display())).because(error)
+        })
     }
 
     /// Maps `address` to `via` in a context, or removes the mapping.
@@ -226,6 +246,12 @@ impl Contexts {
     fn beside(&self, path: &Path) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(path)
     }
+}
+
+/// When a certificate that was just issued is to be renewed: after half of its time.
+fn renew_after(leaf: &Leaf) -> u64 {
+    let now = tls::now(&tls::wall_clock()).as_secs();
+    now + leaf.not_after.as_secs().saturating_sub(now) / 2
 }
 
 impl Context {
@@ -334,6 +360,9 @@ mod tests {
             ca: cluster.ca().clone(),
             key: SigningKey::clone(&key),
         };
+        let now = tls::now(&tls::wall_clock());
+        let leaf = cluster.parsed_ca().verify(&credentials.certificate, now);
+        let leaf = leaf.expect("proper");
         let endpoint: Endpoint = "192.0.2.1".parse().expect("an endpoint");
 
         let mut contexts = Contexts::load(Some(path.clone())).expect("empty");
@@ -341,14 +370,14 @@ mod tests {
         contexts
             .add(
                 "one",
-                cluster.id,
                 std::slice::from_ref(&endpoint),
                 &credentials,
+                &leaf,
                 &key_path,
             )
             .expect("added");
         contexts
-            .add("two", cluster.id, &[], &credentials, &key_path)
+            .add("two", &[], &credentials, &leaf, &key_path)
             .expect("added");
         contexts.select("one").expect("there");
         assert!(contexts.select("three").is_err());
@@ -360,9 +389,9 @@ mod tests {
         contexts
             .add(
                 "one",
-                cluster.id,
                 std::slice::from_ref(&endpoint),
                 &credentials,
+                &leaf,
                 &key_path,
             )
             .expect("added again");
@@ -383,6 +412,12 @@ mod tests {
         assert_eq!(read.ca, credentials.ca);
         assert_eq!(read.key.public(), key.public());
         assert_eq!(again.all().len(), 2);
+        let (now, end) = (now.as_secs(), leaf.not_after.as_secs());
+        assert!(
+            context
+                .renew_after
+                .is_some_and(|at| (now..end).contains(&at))
+        );
     }
 
     #[test]

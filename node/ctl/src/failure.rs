@@ -62,6 +62,11 @@ impl Failure {
         self
     }
 
+    /// Whether no node could be reached.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.kind == Kind::Unreachable
+    }
+
     /// Adds another line of advice.
     #[must_use]
     pub(crate) fn also_advise(mut self, advice: impl Into<String>) -> Self {

@@ -1,6 +1,8 @@
 //! Loads the cluster's certificate authorities from etcd, each for one signature.
 //!
-//! Their private keys are stored only in etcd; the copies read here are wiped when dropped.
+//! Their private keys are stored only in etcd; the copies read here are wiped when dropped. None is
+//! loaded while this node's clock is known to be wrong, because the certificate would be valid at
+//! another time than is meant.
 
 use hearth_api::private::StoredAuthority;
 use hearth_consensus::kubernetes_authorities::{self, AuthoritiesError};
@@ -26,6 +28,7 @@ pub async fn etcd(core: &Core) -> Result<Authority, Status> {
 
 /// The authorities of Kubernetes; created at first use.
 pub async fn kubernetes(core: &Core) -> Result<Authorities, Status> {
+    core.check_clock()?;
     let authorities = kubernetes_authorities::ensure(&core.kubernetes_pki, &core.ca).await;
     authorities.map_err(|error| match error {
         AuthoritiesError::Consensus(error) => unavailable(&error),
@@ -40,6 +43,7 @@ pub fn cannot(error: &dyn std::error::Error) -> Status {
 }
 
 async fn read(core: &Core, key: &str) -> Result<Authority, Status> {
+    core.check_clock()?;
     let record = core.client.get(key).await;
     let record = record
         .map_err(|error| unavailable(&error))?

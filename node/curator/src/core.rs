@@ -2,15 +2,17 @@
 //! from etcd, and the loop that decides and writes.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::future::BoxFuture;
 use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::server::{Admission, Caller};
-use hearth_api::tls::{Clock, PeerCertificate};
+use hearth_api::tls::{self, Clock, PeerCertificate};
 use hearth_api::v1::Node;
+use hearth_base::event::Value;
 use hearth_consensus::fenced::{Write, WriteError};
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness, Record};
+use hearth_host::handover::{TimeProblem, TimeStatus};
 use rustls_pki_types::CertificateDer;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +55,8 @@ pub struct Core {
     pub reads: Arc<ReadIndex>,
     /// Clock for the validity of certificates.
     pub clock: Clock,
+    /// The state of that clock.
+    pub time: Value<TimeStatus>,
     /// Limits the rate of messages to subscribers.
     pub pace: Pace,
     /// What a single node may cost.
@@ -158,6 +162,23 @@ impl Core {
             if changes.changed().await.is_err() {
                 return Status::internal("the curator's cache is gone");
             }
+        }
+    }
+
+    /// The time by the curator's clock, in whole seconds: that from which certificates are valid for a
+    /// limited time.
+    pub fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(tls::now(&self.clock).as_secs())
+    }
+
+    /// Refuses to issue a certificate while the clock is known to be wrong. Another curator's may be right.
+    pub fn check_clock(&self) -> Result<(), Status> {
+        match self.time.get().and_then(|status| status.problem) {
+            Some(TimeProblem::Wrong(reason)) => Err(Status::unavailable(format!(
+                "no certificate is issued while the clock of {} is wrong: {reason}",
+                self.node_id
+            ))),
+            Some(TimeProblem::Unknown(_)) | None => Ok(()),
         }
     }
 

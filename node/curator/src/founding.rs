@@ -5,19 +5,22 @@
 //! nothing.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use hearth_api::identity::{ClusterId, NodeCredentials};
 use hearth_api::private::{StoredAuthority, StoredCluster, StoredNode};
 use hearth_api::recovery::RecoveryRecipient;
+use hearth_api::settings;
 use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, NamespacedClient};
 use hearth_host::failpoint;
 use hearth_host::handover::BootstrapData;
-use hearth_host::pki::{Authorities, Authority, PkiError};
+use hearth_host::pki::{Authorities, Authority, Holder, PkiError};
 use prost::Message as _;
 use zeroize::Zeroize as _;
 
+use super::leaves;
 use super::state::{self, ClusterRecord, NodeRecord, RecordError};
 
 /// Why a cluster could not be bootstrapped, by the step that failed.
@@ -48,18 +51,21 @@ pub enum FoundingError {
     Pki(#[from] PkiError),
 }
 
-/// Writes the cluster's first records to etcd and returns the credentials of the first node. The
-/// client is that of [`hearth_consensus::ConsensusUser::Curator`]. Idempotent, except that the
+/// Writes the cluster's first records to etcd and returns the credentials of the first node, issued
+/// at this time. The client is that of [`hearth_consensus::ConsensusUser::Curator`]. Idempotent, except that the
 /// certificate is issued anew each time.
 pub async fn found(
     client: &NamespacedClient,
     data: &BootstrapData,
     authorities: &Authorities,
+    now: SystemTime,
 ) -> Result<Arc<NodeCredentials>, FoundingError> {
     let public_key = data.node_key.public();
-    let certificate = authorities
-        .cluster
-        .issue_node(data.cluster_id, data.node_id, public_key)?;
+    let configuration = settings::with_defaults(data.seed.configuration.clone());
+    let names = leaves::curator_names(&configuration);
+    let holder = Holder::node(data.cluster_id, data.node_id, public_key, names);
+    let valid = leaves::lifetime(&configuration);
+    let certificate = authorities.cluster.issue_leaf(&holder, now, valid)?;
     failpoint!("founding.transaction.before");
     match client.write(transaction(data, authorities)).await {
         Ok(revision) => {
@@ -190,6 +196,7 @@ mod tests {
                     }),
                     curator_session_seconds: 0,
                     time_servers: Vec::new(),
+                    certificate_lifetime_seconds: 0,
                 },
                 labels: vec![Label {
                     key: "zone".into(),

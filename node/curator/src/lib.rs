@@ -13,6 +13,7 @@
 //! | [`decisions`] | the rules for requests about nodes, as pure functions |
 //! | [`budget`] | what a single node may cost all others |
 //! | [`authorities`] | loads certificate authorities for signing |
+//! | [`leaves`] | issues the certificates of nodes and users, and renews its own |
 //! | [`cache`] | the records in memory |
 //! | [`reads`] | how recent the cache is |
 //! | [`liveness`] | receives heartbeats; the curator's session |
@@ -47,6 +48,7 @@ pub mod core;
 pub mod decisions;
 pub mod founding;
 pub mod health;
+pub mod leaves;
 pub mod liveness;
 pub mod membership;
 pub mod pace;
@@ -62,13 +64,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::identity::NodeCredentials;
 use hearth_api::names::WATCH_MARK;
 use hearth_api::server::{Limits, ServeError, Server, Transport};
-use hearth_api::tls::{Clock, TlsError};
+use hearth_api::tls::{OwnCertificate, TlsError};
 use hearth_base::event;
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
+use hearth_host::handover::TimeStatus;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -136,8 +138,11 @@ impl Default for Timing {
 pub struct Config {
     /// The address to listen on.
     pub listen: SocketAddr,
-    /// The credentials of the node that it runs on.
-    pub credentials: Arc<NodeCredentials>,
+    /// The certificates of the node that it runs on, which it renews. Certificates are issued and
+    /// checked by their clock.
+    pub own: Arc<OwnCertificate>,
+    /// Read: the state of that node's clock. While it is known to be wrong, no certificate is issued.
+    pub time: event::Value<TimeStatus>,
     /// The etcd client of [`hearth_consensus::ConsensusUser::Curator`].
     pub client: NamespacedClient,
     /// The etcd client of [`hearth_consensus::ConsensusUser::KubernetesPki`], of the same etcd.
@@ -148,9 +153,6 @@ pub struct Config {
     pub peers: PeerReadiness,
     /// The version of the node's image.
     pub version: String,
-    /// Clock for the validity of certificates: those of callers, and those issued with a limited
-    /// lifetime.
-    pub clock: Clock,
     /// Intervals and timeouts.
     pub timing: Timing,
 }
@@ -182,9 +184,9 @@ pub enum CuratorError {
 pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16>>) -> Outcome {
     let listener = bind(config.listen).await?;
     let port = listener.local_addr().map_err(ServeError::from)?.port();
-    // `_own` can replace the certificate while the server runs, once renewal exists.
-    let (transport, _own, node_id) =
-        Transport::of_node(&config.credentials, config.clock.clone()).map_err(CuratorError::Tls)?;
+    let own = &config.own;
+    let node_id = own.node();
+    let transport = Transport::of_node(own).map_err(CuratorError::Tls)?;
     let timing = config.timing;
     let cache = Arc::new(Cache::new(node_id, timing.heartbeat_bound, timing.grace));
     let reads = Arc::new(ReadIndex::new(
@@ -197,14 +199,15 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
     let core = Arc::new(Core {
         node_id,
         version: config.version.clone(),
-        ca: config.credentials.ca.clone(),
+        ca: own.ca().certificate().clone(),
         client: config.client.clone(),
         kubernetes_pki: config.kubernetes_pki.clone(),
         members: config.members.clone(),
         peers: config.peers.clone(),
         cache: cache.clone(),
         reads: reads.clone(),
-        clock: config.clock.clone(),
+        clock: own.clock(),
+        time: config.time.clone(),
         pace: Pace::default(),
         budgets: budgets.clone(),
         hearing: HeartbeatTracker::new(
@@ -231,6 +234,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
 
     let announce = async {
         reads.fresh().await;
+        leaves::begin_own(&core, own).await;
         ready.set(port);
         tracing::info!(port, "curator listening");
         ctx.healthy();
@@ -244,6 +248,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             never = core.hearing.keep_session() => match never {},
             never = core.hearing.expire_heartbeats() => match never {},
             never = membership::run(&core) => match never {},
+            never = leaves::keep_own(&core, own) => match never {},
             failed = cache.follow(&config.client) => match failed {
                 Err(error) => CuratorError::from(error),
                 Ok(never) => match never {},

@@ -3,18 +3,18 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hearth_api::certificates::ClusterCa;
 use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
 use hearth_api::identity::{
     ClusterUnlockKey, FirstContactSecret, JoinKey, NodeCredentials, NodeId, NodeKey, OwnerKey,
-    SigningKey, UserCredentials, UserName,
+    PublicKey, SigningKey, UserCredentials, UserName,
 };
 use hearth_api::private::{StoredAuthority, StoredNode};
 use hearth_api::recovery::RecoveryKey;
-use hearth_api::testing::insecure_client_config;
-use hearth_api::tls::{self, Clock, ExpectedServer, wall_clock};
+use hearth_api::testing::{self, insecure_client_config};
+use hearth_api::tls::{self, CertificateDer, Clock, ExpectedServer, OwnCertificate, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
@@ -28,8 +28,8 @@ use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, NamespacedClient, PeerReadiness, RootClient};
-use hearth_host::handover::{BootstrapData, ClusterSeed};
-use hearth_host::pki::{self, Authority};
+use hearth_host::handover::{BootstrapData, ClusterSeed, TimeStatus};
+use hearth_host::pki::{self, Authority, Holder};
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -120,6 +120,8 @@ pub struct World {
     timing: Timing,
     curator: Option<Supervisor>,
     pub ready: event::Value<u16>,
+    /// The state of the clock of the curators' nodes.
+    pub time: event::Writer<TimeStatus>,
 }
 
 impl World {
@@ -132,7 +134,7 @@ impl World {
         let owner_key = OwnerKey::generate();
         let data = bootstrap_data(&site, &owner_key);
         let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
-        let node = founding::found(&etcd.client(), &data, &authorities)
+        let node = founding::found(&etcd.client(), &data, &authorities, now())
             .await
             .unwrap();
         hearth_host::credentials::save(&site.root.data.node().credentials(), &node).unwrap();
@@ -147,6 +149,7 @@ impl World {
             timing,
             curator: None,
             ready,
+            time: event::value().0,
         };
         world.start_curator().await;
         world
@@ -169,7 +172,8 @@ impl World {
         etcd: &RootClient,
         node: &Arc<NodeCredentials>,
     ) -> (Supervisor, event::Value<u16>) {
-        serve(etcd, node, self.timing, wall_clock()).await
+        let time = self.time.value();
+        serve(etcd, node, self.timing, wall_clock(), time).await
     }
 
     /// The same with another clock.
@@ -178,7 +182,8 @@ impl World {
         clock: Clock,
         node: &Arc<NodeCredentials>,
     ) -> (Supervisor, event::Value<u16>) {
-        serve(self.etcd.handle().root(), node, self.timing, clock).await
+        let etcd = self.etcd.handle();
+        serve(etcd.root(), node, self.timing, clock, self.time.value()).await
     }
 
     pub async fn stop_curator(&mut self) {
@@ -214,9 +219,7 @@ impl World {
             Who::HolderOf(key) => {
                 tls::possession_client_config(key, self.ca(), any, wall_clock()).unwrap()
             }
-            Who::Node(credentials) => {
-                tls::node_client_config(credentials, any, wall_clock()).unwrap()
-            }
+            Who::Node(credentials) => testing::node_client_config(credentials, wall_clock()),
             Who::User(credentials) => {
                 tls::user_client_config(credentials, any, wall_clock()).unwrap()
             }
@@ -239,9 +242,10 @@ impl World {
         let key = SigningKey::from_seed(*key.expose_seed());
         let authority = self.authority().await;
         UserCredentials {
-            certificate: authority
-                .issue_user(self.site.cluster_id, &UserName::owner(), key.public())
-                .unwrap(),
+            certificate: leaf(
+                &authority,
+                &Holder::user(self.site.cluster_id, UserName::owner(), key.public()),
+            ),
             key,
             ca: self.node.ca.clone(),
         }
@@ -265,12 +269,20 @@ impl World {
         self.client().write(write).await.unwrap();
         let authority = self.authority().await;
         NodeCredentials {
-            certificate: authority
-                .issue_node(self.site.cluster_id, id, key.public())
-                .unwrap(),
+            certificate: self.leaf_of_node(&authority, id, key.public()),
             key,
             ca: self.node.ca.clone(),
         }
+    }
+
+    fn leaf_of_node(
+        &self,
+        authority: &Authority,
+        id: NodeId,
+        key: PublicKey,
+    ) -> CertificateDer<'static> {
+        let holder = Holder::node(self.site.cluster_id, id, key, Vec::new());
+        leaf(authority, &holder)
     }
 
     /// Adds many nodes that are UP, in as few writes as possible.
@@ -280,9 +292,8 @@ impl World {
             .map(|_| {
                 let key = NodeKey::generate();
                 let id = NodeId::from_public_key(&key.public());
-                let certificate = authority.issue_node(self.site.cluster_id, id, key.public());
                 NodeCredentials {
-                    certificate: certificate.unwrap(),
+                    certificate: self.leaf_of_node(&authority, id, key.public()),
                     key,
                     ca: self.node.ca.clone(),
                 }
@@ -367,22 +378,33 @@ impl World {
     }
 }
 
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(tls::now(&wall_clock()).as_secs())
+}
+
+/// A leaf that is valid for a day.
+fn leaf(authority: &Authority, holder: &Holder) -> CertificateDer<'static> {
+    let day = Duration::from_secs(24 * 3600);
+    authority.issue_leaf(holder, now(), day).unwrap()
+}
+
 /// Starts a curator of this node on this etcd, and waits until it is listening.
 pub async fn serve(
     etcd: &RootClient,
     node: &Arc<NodeCredentials>,
     timing: Timing,
     clock: Clock,
+    time: event::Value<TimeStatus>,
 ) -> (Supervisor, event::Value<u16>) {
     let config = Arc::new(Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        credentials: node.clone(),
+        own: OwnCertificate::new(node, clock).unwrap(),
+        time,
         client: etcd.namespaced(ConsensusUser::Curator),
         kubernetes_pki: etcd.namespaced(ConsensusUser::KubernetesPki),
         members: etcd.members(),
         peers: PeerReadiness::default(),
         version: "0.1.0-test".into(),
-        clock,
         timing,
     });
     let (writer, ready) = event::value();

@@ -18,6 +18,7 @@ use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
 };
 use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
+use hearth_api::tls::{self, OwnCertificate};
 use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
@@ -433,7 +434,7 @@ where
     }
 
     async fn await_founded(&self, founding: &Founding) -> Result<Done, Failure> {
-        self.bootstrap.set(Arc::new(bootstrap_data(founding)));
+        self.bootstrap.set(Arc::new(founding.bootstrap_data()));
         let founded = self.founded.watch().next().await.map_err(again)?;
         Ok(Done::Credentials(founded.credentials))
     }
@@ -658,6 +659,18 @@ where
             Some(directory) => ClusterDirectory::clone(&directory),
             None => self.load_directory().await?,
         };
+        let own = match self.founded.get() {
+            Some(founded) => founded.own,
+            None => OwnCertificate::new(&credentials, tls::wall_clock()).map_err(refuse)?,
+        };
+        let identity = &member.identity;
+        if (own.cluster(), own.node()) != (identity.cluster_id, identity.node_id) {
+            return Err(Failure::Refuse(format!(
+                "the credentials on the data partition are those of {}, not of {}",
+                own.node(),
+                identity.node_id
+            )));
+        }
         // An earlier run may have stopped after it saved MEMBER.
         let entered = matches!(
             self.enrolment_phase.value().get(),
@@ -666,12 +679,7 @@ where
         self.announce(EnrolmentPhase::Member {
             in_touch: home || entered,
         });
-        self.member.set(MemberData {
-            cluster_id: member.identity.cluster_id,
-            node_id: member.identity.node_id,
-            credentials,
-            directory,
-        });
+        self.member.set(MemberData { own, directory });
         Ok(Done::Plain)
     }
 
@@ -737,20 +745,6 @@ pub(super) fn is_final(error: &AskError) -> bool {
         ),
         AskError::Answer { .. } | AskError::Order(_) => true,
         AskError::NotYet { .. } | AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
-    }
-}
-
-fn bootstrap_data(founding: &Founding) -> BootstrapData {
-    BootstrapData {
-        cluster_id: founding.identity.cluster_id,
-        node_id: founding.identity.node_id,
-        node_key: founding.node_key.clone(),
-        cluster_unlock_key: founding.cluster_unlock_key.clone(),
-        join_key: founding.identity.join_key.public(),
-        storage_security: founding.identity.storage_security,
-        tpm_usage: founding.identity.tpm_usage,
-        seed: founding.seed.clone(),
-        roles: founding.roles,
     }
 }
 

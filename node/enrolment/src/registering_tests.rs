@@ -174,9 +174,9 @@ async fn a_machine_registers_is_approved_and_comes_home() {
     home.approve(key).await;
     let member = boot.settled().await;
     boot.becomes(State::Home).await;
-    assert_eq!(member.cluster_id, home.world.site.cluster_id);
+    assert_eq!(member.own.cluster(), home.world.site.cluster_id);
     assert_eq!(member.directory, home.directory());
-    assert_eq!(member.credentials.key.public(), key);
+    assert_eq!(member.own.key().public(), key);
     assert_eq!(
         home.others().await,
         [(key.as_bytes().to_vec(), NodeState::Up)]
@@ -197,16 +197,13 @@ async fn a_machine_registers_is_approved_and_comes_home() {
         panic!("{:?}", machine.sealed());
     };
     assert_eq!(sealed.owner, Some(home.world.owner_key.public()));
-    assert_eq!(sealed.identity.node_id, member.node_id);
+    assert_eq!(sealed.identity.node_id, member.own.node());
 
     // It rejoins with its join key, without parameters.
     let boot = machine.boot(Ok(None));
     let again = boot.settled().await;
-    assert_eq!(again.node_id, member.node_id);
-    assert_eq!(
-        again.credentials.certificate,
-        member.credentials.certificate
-    );
+    assert_eq!(again.own.node(), member.own.node());
+    assert_eq!(again.own.certificate(), member.own.certificate());
     assert_eq!(boot.state.get(), State::Unknown, "until it is acknowledged");
     boot.off().await;
     home.world.stop().await;
@@ -248,7 +245,7 @@ async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
     let boot = machine.boot(Ok(None));
     let member = boot.settled().await;
     boot.off().await;
-    let key = member.credentials.key.public();
+    let key = member.own.key().public();
     assert_eq!(
         home.others().await,
         [(key.as_bytes().to_vec(), NodeState::Up)],
@@ -310,7 +307,7 @@ async fn who_is_deleted_while_it_waits_needs_another_life() {
     assert_ne!(machine.key(), key);
     home.approve(machine.key()).await;
     let member = boot.settled().await;
-    assert_ne!(member.credentials.key.public(), key);
+    assert_ne!(member.own.key().public(), key);
     boot.off().await;
     home.world.stop().await;
 }

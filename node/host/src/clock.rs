@@ -11,16 +11,14 @@
 //!   its battery. So one boot with a clock that is years ahead does no harm to the next.
 //! - A time that is past the end of the certificates is not saved.
 //!
-//! What is believed is logged with the reason, and so is what is not. Nothing here asks other machines;
-//! what the time service has found out by asking them is an argument of [`may_issue`].
+//! What is believed is logged with the reason, and so is what is not. Nothing here asks other machines:
+//! the time service does.
 
-use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
 use hearth_sys::clock;
-use time::OffsetDateTime;
 
-use crate::handover::{TimeProblem, TimeStatus};
+use crate::date::date;
 use crate::pki::Lifetime;
 
 /// How far the saved time may be ahead of a hardware clock.
@@ -101,57 +99,6 @@ impl BootClock {
     }
 }
 
-/// Why a curator issues no certificate: its clock cannot be right.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ImplausibleClock {
-    /// It is before the validity of the CA.
-    #[error(
-        "the clock of this node says {now}, and the certificates of its cluster begin on {begin}"
-    )]
-    BeforeTheBegin {
-        /// The date of the clock.
-        now: String,
-        /// The first date of the CA.
-        begin: String,
-    },
-    /// It is after the validity of the CA.
-    #[error("the clock of this node says {now}, and the certificates of its cluster end on {end}")]
-    AfterTheEnd {
-        /// The date of the clock.
-        now: String,
-        /// The last date of the CA.
-        end: String,
-    },
-    /// Its sources of time agree on another time, and it could not be corrected.
-    #[error("the clock of this node is wrong: {0}")]
-    Wrong(String),
-}
-
-/// Whether certificates of a CA that is valid in this time may be issued now. `time`: what the time service of this
-/// node says, if it has said anything yet.
-pub fn may_issue(
-    now: SystemTime,
-    validity: &Range<SystemTime>,
-    time: Option<&TimeStatus>,
-) -> Result<(), ImplausibleClock> {
-    if now < validity.start {
-        return Err(ImplausibleClock::BeforeTheBegin {
-            now: date(now),
-            begin: date(validity.start),
-        });
-    }
-    if now >= validity.end {
-        return Err(ImplausibleClock::AfterTheEnd {
-            now: date(now),
-            end: date(validity.end),
-        });
-    }
-    match time.and_then(|time| time.problem.as_ref()) {
-        Some(TimeProblem::Wrong(why)) => Err(ImplausibleClock::Wrong(why.clone())),
-        Some(TimeProblem::Unknown(_)) | None => Ok(()),
-    }
-}
-
 /// Sets the clock to this time, if it is before it; returns whether it was.
 fn raise_to(floor: SystemTime, is: &str) -> bool {
     let to = date(floor);
@@ -167,26 +114,6 @@ fn raise_to(floor: SystemTime, is: &str) -> bool {
         Err(error) => tracing::warn!(%error, "the clock is before {to}, {is}, and cannot be set"),
     }
     true
-}
-
-/// The date in UTC, as `2026-11-28`.
-pub fn date(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    let seconds = since.unwrap_or_default().as_secs();
-    let known = i64::try_from(seconds).map(OffsetDateTime::from_unix_timestamp);
-    match known {
-        Ok(Ok(time)) => time.date().to_string(),
-        // After the year 9999.
-        _ => format!("{seconds} seconds after 1970"),
-    }
-}
-
-/// Date and time in UTC, as `2026-11-28T06:12:53Z`.
-pub fn date_and_time(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    let of_day = since.unwrap_or_default().as_secs() % (24 * 3600);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{}T{hour:02}:{minute:02}:{second:02}Z", date(time))
 }
 
 #[cfg(test)]
@@ -232,47 +159,6 @@ mod tests {
         ] {
             assert_eq!(boot(build, hardware, saved), (clock, verdict));
         }
-    }
-
-    #[test]
-    fn a_date_is_one() {
-        assert_eq!(date(at(0)), "1970-01-01");
-        assert_eq!(date(at(2_840_140_800)), "2060-01-01");
-        assert_eq!(date_and_time(at(1_795_846_373)), "2026-11-28T06:12:53Z");
-        assert_eq!(
-            date(at(u64::MAX >> 1)),
-            "9223372036854775807 seconds after 1970"
-        );
-    }
-
-    #[test]
-    fn no_certificate_is_issued_with_a_clock_that_cannot_be_right() {
-        let validity = at(56 * YEAR)..at(76 * YEAR);
-        let with = |problem| TimeStatus {
-            problem: Some(problem),
-            ..TimeStatus::default()
-        };
-        let now = at(57 * YEAR);
-        assert_eq!(may_issue(now, &validity, None), Ok(()));
-        let unknown = with(TimeProblem::Unknown("no answer".into()));
-        assert_eq!(may_issue(now, &validity, Some(&unknown)), Ok(()));
-        let wrong = with(TimeProblem::Wrong("not settable".into()));
-        assert_eq!(
-            may_issue(now, &validity, Some(&wrong)),
-            Err(ImplausibleClock::Wrong("not settable".into()))
-        );
-        let early = may_issue(at(0), &validity, None).unwrap_err().to_string();
-        assert!(
-            early.starts_with("the clock of this node says 1970-01-01, and"),
-            "{early}"
-        );
-        assert!(matches!(
-            may_issue(validity.end, &validity, None),
-            Err(ImplausibleClock::AfterTheEnd { .. })
-        ));
-        let last = validity.end - Duration::from_secs(1);
-        assert_eq!(may_issue(last, &validity, None), Ok(()));
-        assert_eq!(may_issue(validity.start, &validity, None), Ok(()));
     }
 
     proptest! {

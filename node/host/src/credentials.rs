@@ -48,6 +48,16 @@ pub fn save(files: &KeyFiles, credentials: &NodeCredentials) -> Result<(), Crede
     Ok(())
 }
 
+/// Replaces the certificate of saved credentials by a newer one of the same key. It is durable when
+/// this returns.
+pub fn save_certificate(
+    files: &KeyFiles,
+    certificate: &CertificateDer<'_>,
+) -> Result<(), CredentialsError> {
+    files::write_atomic(&files.certificate(), certificate, files::PRIVATE_FILE)?;
+    Ok(())
+}
+
 /// Reads the credentials; `None` if none have been saved.
 pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsError> {
     let Some(certificate) = files::read_limited(&files.certificate(), LARGEST_FILE)? else {

@@ -13,6 +13,7 @@ use hearth_api::identity::{
 };
 use hearth_api::names::LONGEST_CONDITION;
 use hearth_api::recovery::RecoveryRecipient;
+use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::{
     self, ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TimeSource,
     TpmUsage,
@@ -67,18 +68,16 @@ pub struct BootstrapData {
 pub struct Founded {
     /// The first node's credentials, as saved on the data partition.
     pub credentials: Arc<NodeCredentials>,
+    /// The certificates with which its curator serves.
+    pub own: Arc<OwnCertificate>,
 }
 
 /// This node is a member: written by enrolment when the sealed configuration says so, at the end of
 /// a bootstrap and at every later boot.
 #[derive(Clone)]
 pub struct MemberData {
-    /// The cluster's ID.
-    pub cluster_id: ClusterId,
-    /// The ID of this node.
-    pub node_id: NodeId,
-    /// The credentials of this node, as stored on the data partition.
-    pub credentials: Arc<NodeCredentials>,
+    /// The identity, the key and the current certificates of this node. Its leaf may have expired.
+    pub own: Arc<OwnCertificate>,
     /// The curators in the cluster directory on the ESP.
     pub directory: ClusterDirectory,
 }

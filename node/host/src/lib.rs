@@ -16,6 +16,7 @@ pub mod clock;
 pub mod cluster_state;
 pub mod console;
 pub mod credentials;
+pub mod date;
 pub mod directory;
 pub mod esp;
 pub mod extensions;

@@ -14,20 +14,23 @@
 //!   a new cluster.
 //! - Creating them is idempotent: after a power cut, the next boot finds either none or both.
 //!
-//! A certificate has the lifetime of its CA, which begins at a time that every clock in the cluster
-//! has passed (see [`Lifetime`]). Serial numbers are random, so that no counter is needed and none
-//! collides.
+//! All certificates begin with their CA, at a time that every clock in the cluster has passed (see
+//! [`Lifetime`]). The leaves of nodes and users end after the time that the cluster's setting says, and
+//! are renewed long before. Certificates of etcd members end with the CA: etcd has to start before
+//! there is a curator that could renew them, and a member that has been removed is refused whatever
+//! its certificate says. Serial numbers are random, so that no counter is needed and none collides.
 
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::{
-    ClusterId, Identity, KeyError, NodeId, NodeKey, PublicKey, SigningKey, UserName,
+    self, ClusterId, Identity, KeyError, NodeId, NodeKey, P256PublicKey, PublicKey, SigningKey,
+    UserName,
 };
 use hearth_api::private::{StoredAuthorities, StoredAuthority};
-use hearth_api::proofs;
 use hearth_api::v1::DisownOrder;
+use hearth_api::{certificates, proofs};
 use hearth_sys::files::{self, FileError};
 use prost::Message as _;
 use rcgen::{
@@ -39,6 +42,7 @@ use rustls_pki_types::CertificateDer;
 use time::OffsetDateTime;
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::date::date;
 use crate::{failpoint, layout};
 
 pub mod kubernetes;
@@ -47,7 +51,7 @@ pub mod kubernetes;
 const VERSION: u32 = 1;
 /// Two certificates and two keys are well below 2 KiB.
 const LARGEST_FILE: u64 = 64 << 10;
-/// The lifetime of a CA. Until certificates can be renewed, this is also the lifetime of a cluster.
+/// The lifetime of a CA, and so of a cluster.
 const CA_LIFETIME_YEARS: u32 = 20;
 /// Subtracted from the beginning, because clocks are read in whole seconds and some run slow.
 const BACK_DATED: Duration = Duration::from_secs(24 * 3600);
@@ -107,6 +111,18 @@ pub enum PkiError {
         /// The error of the certificate library.
         source: rcgen::Error,
     },
+    /// The clock is outside the lifetime of the CA, so that no end of a certificate can be told.
+    #[error(
+        "the clock says {now}, but certificates of this cluster are valid from {from} to {until}"
+    )]
+    Clock {
+        /// The date by the clock.
+        now: String,
+        /// The first day of the CA.
+        from: String,
+        /// The last one.
+        until: String,
+    },
     /// The kernel returned no random bytes.
     #[error("cannot generate a serial number: no random bytes")]
     Random,
@@ -131,6 +147,28 @@ impl Lifetime {
             not_after: not_before
                 + Duration::from_secs(u64::from(CA_LIFETIME_YEARS) * 365 * 24 * 3600),
         }
+    }
+
+    /// The lifetime of a leaf that is issued now by a CA with this lifetime: until `valid` has passed,
+    /// but no longer than the CA.
+    ///
+    /// # Errors
+    /// If the clock is outside the lifetime of the CA.
+    fn of_leaf(self, now: SystemTime, valid: Duration) -> Result<Self, PkiError> {
+        if now < SystemTime::from(self.not_before) || now >= self.end() {
+            return Err(PkiError::Clock {
+                now: date(now),
+                from: date(self.not_before.into()),
+                until: date(self.not_after.into()),
+            });
+        }
+        let not_after = OffsetDateTime::from(now)
+            .replace_nanosecond(0)
+            .map(|now| now + valid);
+        Ok(Self {
+            not_before: self.not_before,
+            not_after: not_after.map_or(self.not_after, |end| end.min(self.not_after)),
+        })
     }
 
     /// Its end.
@@ -170,15 +208,51 @@ impl rcgen::SigningKey for Signer<'_> {
 }
 
 /// A public key without its private half.
-struct Subject(PublicKey);
+enum SubjectKey {
+    Ed25519(PublicKey),
+    P256(P256PublicKey),
+}
 
-impl PublicKeyData for Subject {
+impl PublicKeyData for SubjectKey {
     fn der_bytes(&self) -> &[u8] {
-        self.0.as_bytes()
+        match self {
+            Self::Ed25519(key) => key.as_bytes(),
+            Self::P256(key) => key.as_bytes(),
+        }
     }
 
     fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
-        &rcgen::PKCS_ED25519
+        match self {
+            Self::Ed25519(_) => &rcgen::PKCS_ED25519,
+            Self::P256(_) => &rcgen::PKCS_ECDSA_P256_SHA256,
+        }
+    }
+}
+
+/// Whom a leaf certifies.
+pub struct Holder {
+    identity: Identity,
+    key: PublicKey,
+    dns_names: Vec<String>,
+}
+
+impl Holder {
+    /// A node with this key, which is called by these DNS names besides its ID.
+    pub fn node(cluster: ClusterId, id: NodeId, key: PublicKey, dns_names: Vec<String>) -> Self {
+        Self {
+            identity: Identity::node(cluster, id),
+            key,
+            dns_names: std::iter::once(id.to_string()).chain(dns_names).collect(),
+        }
+    }
+
+    /// A user with this key.
+    pub fn user(cluster: ClusterId, name: UserName, key: PublicKey) -> Self {
+        Self {
+            identity: Identity::user(cluster, name),
+            key,
+            dns_names: Vec::new(),
+        }
     }
 }
 
@@ -243,39 +317,38 @@ impl Authority {
         &self.certificate
     }
 
-    /// Issues a certificate for a node: for servers and clients.
-    pub fn issue_node(
+    /// Issues a leaf for the Ed25519 key of a node or user, valid for so long from now on. Nodes are
+    /// servers and clients, users are clients only.
+    ///
+    /// # Errors
+    /// If the clock is outside the lifetime of the CA.
+    pub fn issue_leaf(
         &self,
-        cluster: ClusterId,
-        id: NodeId,
-        key: PublicKey,
+        holder: &Holder,
+        now: SystemTime,
+        valid: Duration,
     ) -> Result<CertificateDer<'static>, PkiError> {
-        let identity = Identity::node(cluster, id);
+        let lifetime = self.lifetime.of_leaf(now, valid)?;
         self.issue(
-            &id.to_string(),
-            SanType::URI(ia5(&identity.to_string())?),
-            vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ],
-            key,
+            holder,
+            lifetime,
+            Vec::new(),
+            SubjectKey::Ed25519(holder.key),
         )
     }
 
-    /// Issues a certificate for a user: for clients only.
-    pub fn issue_user(
+    /// The same for a P-256 key of that node or user.
+    pub fn issue_p256_leaf(
         &self,
-        cluster: ClusterId,
-        name: &UserName,
-        key: PublicKey,
+        holder: &Holder,
+        key: P256PublicKey,
+        now: SystemTime,
+        valid: Duration,
     ) -> Result<CertificateDer<'static>, PkiError> {
-        let identity = Identity::user(cluster, name.clone());
-        self.issue(
-            &name.to_string(),
-            SanType::URI(ia5(&identity.to_string())?),
-            vec![ExtendedKeyUsagePurpose::ClientAuth],
-            key,
-        )
+        let lifetime = self.lifetime.of_leaf(now, valid)?;
+        let holders_key = certificates::key_uri(holder.identity.cluster, &holder.key);
+        let names = vec![SanType::URI(ia5(&holders_key)?)];
+        self.issue(holder, lifetime, names, SubjectKey::P256(key))
     }
 
     /// Issues a certificate for an etcd member. Its name is the node ID, as in the members' URLs;
@@ -286,15 +359,10 @@ impl Authority {
         key: PublicKey,
     ) -> Result<CertificateDer<'static>, PkiError> {
         let name = id.to_string();
-        self.issue(
-            &name,
-            SanType::DnsName(ia5(&name)?),
-            vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ],
-            key,
-        )
+        let mut params = parameters(&name, self.lifetime)?;
+        params.subject_alt_names = vec![SanType::DnsName(ia5(&name)?)];
+        params.extended_key_usages = of_node();
+        self.sign(&name, params, &SubjectKey::Ed25519(key))
     }
 
     /// Signs an order to a node to wipe its keys. Valid only if signed by the cluster CA.
@@ -304,15 +372,26 @@ impl Authority {
 
     fn issue(
         &self,
-        name: &str,
-        alternative: SanType,
-        usages: Vec<ExtendedKeyUsagePurpose>,
-        key: PublicKey,
+        holder: &Holder,
+        lifetime: Lifetime,
+        more_names: Vec<SanType>,
+        key: SubjectKey,
     ) -> Result<CertificateDer<'static>, PkiError> {
-        let mut params = parameters(name, self.lifetime)?;
-        params.subject_alt_names = vec![alternative];
+        let (name, usages) = match &holder.identity.subject {
+            identity::Subject::Node(id) => (id.to_string(), of_node()),
+            identity::Subject::User(name) => {
+                (name.to_string(), vec![ExtendedKeyUsagePurpose::ClientAuth])
+            }
+        };
+        let mut params = parameters(&name, lifetime)?;
+        let mut names = vec![SanType::URI(ia5(&holder.identity.to_string())?)];
+        names.extend(more_names);
+        for dns_name in &holder.dns_names {
+            names.push(SanType::DnsName(ia5(dns_name)?));
+        }
+        params.subject_alt_names = names;
         params.extended_key_usages = usages;
-        self.sign(name, params, key)
+        self.sign(&name, params, &key)
     }
 
     /// Signs a leaf certificate; the caller sets everything that is specific to its kind.
@@ -320,17 +399,23 @@ impl Authority {
         &self,
         name: &str,
         mut params: CertificateParams,
-        key: PublicKey,
+        key: &SubjectKey,
     ) -> Result<CertificateDer<'static>, PkiError> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
         let signer = Signer(&self.key, self.key.public());
         let issuer = Issuer::from_ca_cert_der(&self.certificate, signer).map_err(issue(name))?;
-        let certificate = params
-            .signed_by(&Subject(key), &issuer)
-            .map_err(issue(name))?;
+        let certificate = params.signed_by(key, &issuer).map_err(issue(name))?;
         Ok(certificate.der().clone())
     }
+}
+
+/// The usages of a certificate of a node: it is a server and a client.
+fn of_node() -> Vec<ExtendedKeyUsagePurpose> {
+    vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ]
 }
 
 fn issue(subject: &str) -> impl FnOnce(rcgen::Error) -> PkiError {

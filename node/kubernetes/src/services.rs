@@ -57,7 +57,7 @@ async fn keep_volumes(ctx: Context, parts: Arc<Worker>, client: Value<Client>) -
         () = ctx.cancelled() => return Ok(()),
     };
     let volumes = Volumes {
-        node: member.node_id,
+        node: member.own.node(),
         directory: parts.root.data.volumes(),
         client,
     };

@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::testing::{Script, TestCluster};
 use hearth_api::v1::ClusterDirectory;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
@@ -71,12 +70,10 @@ impl Fake {
             fs::create_dir_all(part).unwrap();
         }
         let cluster = TestCluster::new();
-        let credentials = Arc::new(cluster.node());
+        let credentials = cluster.node();
         let (member_writer, member) = event::value();
         member_writer.set(MemberData {
-            cluster_id: ClusterId::generate(),
-            node_id: NodeId::from_public_key(&credentials.key.public()),
-            credentials,
+            own: hearth_api::testing::own(&credentials),
             directory: ClusterDirectory::default(),
         });
         let (state, cluster_state) = cluster_state::new();

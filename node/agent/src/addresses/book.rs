@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::identity::NodeId;
 use hearth_api::proofs::{self, ProofError};
-use hearth_api::tls::{self, Clock, TlsError, Trust};
+use hearth_api::tls::{self, Clock, OwnCertificate, Trust};
 use hearth_api::v1::node_local_server::NodeLocal;
 use hearth_api::v1::{
     ExchangeAddressesRequest, ExchangeAddressesResponse, GetTimeRequest, GetTimeResponse,
@@ -80,15 +80,13 @@ impl AddressBook {
     }
 
     /// Accepts records from now on. Records are kept if it is called again.
-    pub fn open(&self, credentials: &NodeCredentials) -> Result<(), TlsError> {
-        let (trust, own) = Trust::of_node(credentials, tls::now(&self.clock))?;
+    pub fn open(&self, own: &OwnCertificate) {
         let mut inside = self.inside();
         let store = match inside.open.take() {
             Some((_, store)) => store,
-            None => Store::new(own),
+            None => Store::new(own.node()),
         };
-        inside.open = Some((trust, store));
-        Ok(())
+        inside.open = Some((Trust::of_node(own), store));
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -311,7 +309,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::testing::TestCluster;
+    use hearth_api::identity::NodeCredentials;
+    use hearth_api::testing::{self, TestCluster};
     use hearth_api::tls::wall_clock;
 
     use super::*;
@@ -321,8 +320,7 @@ mod tests {
     }
 
     fn record(node: &NodeCredentials, last: u8, counter: u64) -> NodeAddress {
-        let id = NodeId::from_public_key(&node.key.public());
-        proofs::sign_address(node, id, ip(last), counter)
+        proofs::sign_address(&testing::own(node), ip(last), counter)
     }
 
     #[tokio::test]
@@ -336,7 +334,7 @@ mod tests {
                 .await,
             0
         );
-        book.open(&own).unwrap();
+        book.open(&testing::own(&own));
         let renamed = NodeAddress {
             host: ip(9).to_string(),
             counter: 7,
@@ -357,7 +355,7 @@ mod tests {
         assert_eq!(book.records(), std::slice::from_ref(&honest));
         assert_eq!(learned.get().unwrap().len(), 1);
         // A repeated record is not new, and opening again loses nothing.
-        book.open(&own).unwrap();
+        book.open(&testing::own(&own));
         assert_eq!(book.store_valid(&all, Source::Answer).await, 0);
         // New records cannot be hidden behind forged ones: the rest of the message is ignored.
         let mut flood = vec![record(&stranger, 2, 1); FORGERIES];
@@ -376,7 +374,7 @@ mod tests {
             use proptest::prelude::*;
             let cluster = TestCluster::new();
             let (book, _) = AddressBook::new(wall_clock());
-            book.open(&cluster.node()).unwrap();
+            book.open(&testing::own(&cluster.node()));
             let honest = record(&cluster.node(), 1, 1);
             let mut damaged = honest.encode_to_vec();
             let length = damaged.len();
@@ -398,7 +396,7 @@ mod tests {
     async fn a_node_hears_of_what_it_has_forgotten() {
         let own = TestCluster::new().node();
         let (book, _) = AddressBook::new(wall_clock());
-        book.open(&own).unwrap();
+        book.open(&testing::own(&own));
         book.store_valid(&[record(&own, 1, 5)], Source::Unasked)
             .await;
         assert_eq!(book.lost_counter().get(), Some(5));
@@ -409,7 +407,7 @@ mod tests {
     async fn those_who_were_not_asked_are_heard_at_a_pace() {
         let (cluster, other) = (TestCluster::new(), TestCluster::new());
         let (book, _) = AddressBook::new(wall_clock());
-        book.open(&cluster.node()).unwrap();
+        book.open(&testing::own(&cluster.node()));
         let forged = [record(&other.node(), 1, 1)];
         let mut asked = 0;
         while book.learn(&forged[0], Source::Unasked).is_some() {
@@ -431,7 +429,7 @@ mod tests {
         let cluster = TestCluster::new();
         let (own, peer) = (cluster.node(), cluster.node());
         let (book, _) = AddressBook::new(wall_clock());
-        book.open(&own).unwrap();
+        book.open(&testing::own(&own));
         let (host, counter) = (ip(1), 1);
         book.set_own(AddressRecord { host, counter }, record(&own, 1, 1));
         let local = Local(book.clone());

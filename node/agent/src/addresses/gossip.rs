@@ -36,11 +36,7 @@ const TRIES: u32 = 12;
 const OTHERS: usize = 4;
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>, member: Arc<MemberData>) -> Outcome {
-    let trust = tls::node_client_config(
-        &member.credentials,
-        ExpectedServer::AnyNode,
-        tls::wall_clock(),
-    )?;
+    let trust = tls::node_client_config(&member.own, ExpectedServer::AnyNode)?;
     ctx.healthy();
     ctx.until_cancelled(gossip(&worker, &member, &trust)).await
 }
@@ -91,7 +87,7 @@ fn members(worker: &Worker, member: &MemberData) -> BTreeMap<NodeId, IpAddr> {
         let id = node.id.parse().ok()?;
         let mut hosts = node.addresses.iter();
         let host = hosts.find_map(|address| address.host.parse().ok())?;
-        (id != member.node_id).then_some((id, host))
+        (id != member.own.node()).then_some((id, host))
     });
     members.collect()
 }

@@ -81,8 +81,8 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         member = async { worker.member.watch().next().await } => Arc::new(member?),
         () = ctx.cancelled() => return Ok(()),
     };
-    worker.book.open(&member.credentials)?;
-    let (own, all) = (member.node_id, worker.clone());
+    worker.book.open(&member.own);
+    let (own, all) = (member.own.node(), worker.clone());
     ctx.run("announce", move |ctx| broadcast::run(ctx, all.clone(), own))?;
     let (who, all) = (member.clone(), worker.clone());
     ctx.run("rounds", move |ctx| {
@@ -98,10 +98,19 @@ async fn update_own_record(worker: &Worker, member: &MemberData) -> Outcome {
     let mut addresses = worker.address.watch();
     let mut lost_counter = worker.book.lost_counter().watch();
     let mut views = worker.view.watch();
+    let mut renewals = member.own.changes();
     let mut host = None;
     let mut heard = 0;
     loop {
         tokio::select! {
+            renewed = renewals.changed() => {
+                renewed?;
+                // The record contains the certificate. A record of the same address with a higher
+                // counter takes its place at the other nodes.
+                if let Some(last) = worker.own_address.value().get() {
+                    heard = heard.max(last.counter);
+                }
+            }
             address = addresses.next() => host = Some(address?),
             counter = lost_counter.next() => heard = counter?,
             view = views.next() => {
@@ -118,8 +127,7 @@ async fn update_own_record(worker: &Worker, member: &MemberData) -> Outcome {
         if worker.own_address.value().get() == Some(located) {
             continue;
         }
-        let (id, counter) = (member.node_id, located.counter);
-        let record = proofs::sign_address(&member.credentials, id, host, counter);
+        let record = proofs::sign_address(&member.own, host, located.counter);
         worker.book.set_own(located, record);
         worker.own_address.set(located);
     }

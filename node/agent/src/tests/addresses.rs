@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::recovery::UnlockSettings;
+use hearth_api::testing;
 use hearth_api::testing::TestCluster;
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::cluster_directory::{Address, Node};
@@ -143,9 +144,7 @@ impl Machine {
         let How { state, each, link } = how;
         let listen = SocketAddr::from((net.host(host), net.port));
         let member = MemberData {
-            cluster_id: net.cluster.id,
-            node_id: id(&self.node),
-            credentials: self.node.clone(),
+            own: testing::own(&self.node),
             directory: self.saved.clone(),
         };
         let (book, learned) = AddressBook::new(wall_clock());
@@ -335,7 +334,7 @@ async fn in_split_others_are_asked_again_and_pass_on_what_they_know() {
     // The first one returns, and learns the other's new address.
     let on_b = b.start(&net, 2, AT_HOME);
     on_b.serves().await;
-    let moved = hearth_api::proofs::sign_address(&c.node, id(&c.node), net.host(3), 1);
+    let moved = hearth_api::proofs::sign_address(&testing::own(&c.node), net.host(3), 1);
     let moved = [moved];
     let brought = on_b.book.store_valid(&moved, Source::Answer);
     assert_eq!(brought.await, 1);
@@ -421,7 +420,7 @@ async fn only_signed_words_are_answered() {
     };
     let mut answer = [0; 2048];
     let honest = net.cluster.node();
-    let signed = hearth_api::proofs::sign_address(&honest, id(&honest), net.host(2), 1);
+    let signed = hearth_api::proofs::sign_address(&testing::own(&honest), net.host(2), 1);
     let claim = |counter| NodeAddress {
         node_id: id(&honest).to_string(),
         counter,
@@ -452,7 +451,7 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
     next("its word", &mut on_a.own_address.watch()).await;
     let honest = net.cluster.node();
     let sign = |node: &NodeCredentials, host, counter| {
-        hearth_api::proofs::sign_address(node, id(node), net.host(host), counter)
+        hearth_api::proofs::sign_address(&testing::own(node), net.host(host), counter)
     };
     let forged = NodeAddress {
         counter: 9,

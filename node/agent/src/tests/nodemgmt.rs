@@ -4,6 +4,7 @@ use std::sync::Arc;
 use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
 use hearth_api::identity::{NodeCredentials, NodeId, UserCredentials};
 use hearth_api::recovery::UnlockSettings;
+use hearth_api::testing;
 use hearth_api::testing::TestCluster;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_local_client::NodeLocalClient;
@@ -59,16 +60,15 @@ async fn managed() -> Managed {
     let (state_writer, cluster_state) = cluster_state::new();
     state_writer.set(State::Home).unwrap();
     let (book, _) = AddressBook::new(wall_clock());
-    book.open(&node).unwrap();
+    let own = testing::own(&node);
+    book.open(&own);
     let worker = Arc::new(Worker {
         listen: address,
         log_tree: log.clone(),
         power: power.clone(),
         book,
         member: fixed(MemberData {
-            cluster_id: cluster.id,
-            node_id: id(&node),
-            credentials: node,
+            own,
             directory: hearth_api::v1::ClusterDirectory::default(),
         }),
         view,
@@ -111,8 +111,7 @@ impl Managed {
     }
 
     fn as_node(&self, node: &NodeCredentials) -> Channel {
-        let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock());
-        self.channel(trust.unwrap())
+        self.channel(testing::node_client_config(node, wall_clock()))
     }
 
     /// The curators know exactly these nodes.
@@ -419,7 +418,7 @@ async fn the_open_connection_of_a_deleted_node_is_cut() {
     let test = managed().await;
     let node = test.cluster.node();
     test.sees(&[&node]);
-    let trust = tls::node_client_config(&node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let trust = testing::node_client_config(&node, wall_clock());
     let stream = tokio::net::TcpStream::connect(test.address).await.unwrap();
     let name = rustls_pki_types::ServerName::IpAddress(test.address.ip().into());
     let connecting = tokio_rustls::TlsConnector::from(trust).connect(name, stream);

@@ -8,9 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::server::{Server, Services, Transport};
-use hearth_api::testing::{Script, TestCluster};
+use hearth_api::testing::{self, Script, TestCluster};
 use hearth_api::time_server::TimeServer;
-use hearth_api::tls::wall_clock;
 use hearth_api::v1::cluster_directory::{Address, Node};
 use hearth_api::v1::node_local_server::{NodeLocal, NodeLocalServer};
 use hearth_api::v1::{
@@ -371,7 +370,7 @@ impl Members {
         let listener = TcpListener::bind(SocketAddr::new(host, self.port))
             .await
             .unwrap();
-        let (transport, ..) = Transport::of_node(&node, wall_clock()).unwrap();
+        let transport = Transport::of_node(&testing::own(&node)).unwrap();
         let service = Shifted {
             ahead,
             is_synchronised,
@@ -384,11 +383,9 @@ impl Members {
     }
 
     fn member(&self) -> MemberData {
-        let node = Arc::new(self.cluster.node());
+        let node = self.cluster.node();
         MemberData {
-            cluster_id: self.cluster.id,
-            node_id: id(&node),
-            credentials: node,
+            own: testing::own(&node),
             directory: self.directory.clone(),
         }
     }

@@ -38,7 +38,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearth_api::certificates::ClusterCa;
 use hearth_api::chain;
 use hearth_api::identity::NodeId;
 use hearth_api::time_server::{self, TimeServer};
@@ -46,7 +45,7 @@ use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::ClusterDirectory;
 use hearth_base::event::{self, Closed, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_host::clock::date_and_time;
+use hearth_host::date::date_and_time;
 use hearth_host::handover::{Measured, MemberData, TimeProblem, TimeStatus};
 use hearth_sys::clock::SystemClock;
 use hearth_sys::random;
@@ -82,7 +81,7 @@ pub struct Worker {
     pub port: u16,
     /// Read: the time servers that DHCP names.
     pub dhcp_time_servers: Value<Vec<IpAddr>>,
-    /// Read: this node's identity, credentials and CA.
+    /// Read: this node's identity, certificates and CA.
     pub member: Value<MemberData>,
     /// Read: whether this node runs a curator.
     pub control_plane: Value<LocalControlPlane>,
@@ -238,7 +237,7 @@ impl Synchroniser {
         let members = member.as_ref().map(|member| {
             let directory = worker.directory.get();
             let directory = directory.unwrap_or_else(|| member.directory.clone());
-            sources::members(&directory, member.node_id)
+            sources::members(&directory, member.own.node())
         });
         Known {
             parameters: worker.parameters.clone(),
@@ -294,7 +293,7 @@ impl Synchroniser {
     fn bounds(&self) -> Result<Range<SystemTime>, Failure> {
         let end = match self.worker.member.get() {
             Some(member) => {
-                let end = ClusterCa::parse(&member.credentials.ca)?.not_after();
+                let end = member.own.ca().not_after();
                 UNIX_EPOCH + Duration::from_secs(end.as_secs())
             }
             None => self.worker.end,
@@ -360,7 +359,7 @@ impl Synchroniser {
             return Ok(None);
         };
         let expected = ExpectedServer::AnyNode;
-        let trust = tls::node_client_config(&member.credentials, expected, tls::wall_clock())?;
+        let trust = tls::node_client_config(&member.own, expected)?;
         Ok(Some(trust))
     }
 

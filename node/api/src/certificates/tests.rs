@@ -5,7 +5,7 @@ use rcgen::{
 };
 
 use super::*;
-use crate::identity::{NodeId, UserName};
+use crate::identity::{NodeId, P256Key, UserName};
 use crate::testing::{self, NOT_AFTER, NOT_BEFORE, TestCluster, at};
 
 const NOW: u64 = NOT_BEFORE + 1;
@@ -117,8 +117,9 @@ fn names_are_exactly_one_identity() {
     assert!(matches!(names(vec![]), CertificateError::Names { .. }));
     assert!(matches!(names(vec![dns()]), CertificateError::Names { .. }));
     let node = || testing::uri(&f.node.to_string());
+    let address = || SanType::IpAddress([192, 0, 2, 1].into());
     assert!(matches!(
-        names(vec![node(), dns()]),
+        names(vec![node(), address()]),
         CertificateError::Names { .. }
     ));
     assert!(matches!(
@@ -230,10 +231,73 @@ fn other_cas_are_refused() {
 }
 
 #[test]
+fn a_leaf_with_a_p256_key_names_the_key_of_its_holder() {
+    let f = Fixture::new();
+    let ca = f.cluster.parsed_ca();
+    let p256 = P256Key::generate().public();
+    for identity in [&f.node, &f.user] {
+        let der = f.cluster.p256_leaf(identity, f.key.public(), p256, |_| {});
+        let leaf = ca.verify(&der, at(NOW)).expect("believed");
+        assert_eq!(leaf.identity, *identity);
+        assert_eq!(leaf.public_key, f.key.public());
+    }
+    let (node, other) = (testing::uri(&f.node.to_string()), ClusterId::generate());
+    let key = |uri: String| testing::uri(&uri);
+    let proper = key_uri(f.cluster.id, &f.key.public());
+    for names in [
+        vec![node.clone()],
+        vec![key(proper.clone())],
+        vec![key(proper.clone()), node.clone()],
+        vec![node.clone(), key(proper.clone()), key(proper.clone())],
+        vec![node.clone(), key(proper.to_uppercase())],
+        vec![node.clone(), key(key_uri(other, &f.key.public()))],
+        vec![node.clone(), key(format!("{proper}00"))],
+        vec![node.clone(), key(format!("hearth://{}/key/", f.cluster.id))],
+        vec![node.clone(), node.clone()],
+    ] {
+        let der = f
+            .cluster
+            .p256_leaf(&f.node, f.key.public(), p256, |params| {
+                params.subject_alt_names = names.clone();
+            });
+        let refused = ca.verify(&der, at(NOW));
+        assert!(
+            matches!(
+                refused,
+                Err(CertificateError::Names { .. } | CertificateError::Identity(_))
+            ),
+            "{names:?}: {refused:?}"
+        );
+    }
+    // One with an Ed25519 key names no other key.
+    let two = f.judge(&f.node, |params| {
+        params.subject_alt_names = vec![node, key(proper)];
+    });
+    assert!(matches!(two, Err(CertificateError::Names { .. })));
+}
+
+#[test]
+fn nodes_may_have_dns_names_and_users_may_not() {
+    let f = Fixture::new();
+    let with_name = |identity: &Identity| {
+        f.judge(identity, |params| {
+            let name = SanType::DnsName("curator.hearth".try_into().expect("ASCII"));
+            params.subject_alt_names = vec![testing::uri(&identity.to_string()), name];
+        })
+    };
+    assert_eq!(with_name(&f.node).expect("believed").identity, f.node);
+    assert!(matches!(
+        with_name(&f.user),
+        Err(CertificateError::Names { .. })
+    ));
+}
+
+#[test]
 fn other_algorithms_are_refused() {
     let f = Fixture::new();
+    let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).expect("a key");
     let p256 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key");
-    let der = f.cluster.issue(&p256, |params| {
+    let der = f.cluster.issue(&p384, |params| {
         params.subject_alt_names = vec![testing::uri(&f.node.to_string())];
     });
     assert_eq!(
@@ -245,13 +309,13 @@ fn other_algorithms_are_refused() {
     let own = params.self_signed(&p256).expect("a certificate");
     assert_eq!(
         verify_self_signed(own.der(), at(NOW)),
-        Err(CertificateError::NotEd25519 { what: "key" })
+        Err(CertificateError::NotEd25519 { what: "signature" })
     );
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = params.self_signed(&p256).expect("a certificate");
     assert_eq!(
         ClusterCa::parse(ca.der()).err(),
-        Some(CertificateError::NotEd25519 { what: "key" })
+        Some(CertificateError::NotEd25519 { what: "signature" })
     );
 }
 

@@ -1,16 +1,17 @@
 //! One connection to one endpoint.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -35,6 +36,10 @@ pub(super) struct Line {
     pub(super) channel: Channel,
     /// Whether the server answered the initial health check with "serving".
     pub(super) serves: bool,
+    /// Whether the client's certificate had expired when this began: the server knows only its key.
+    pub(super) began_expired: bool,
+    /// When new calls should use another connection, because a certificate on this one will expire.
+    renew_at: Mutex<Instant>,
     /// Cancelled to close the connection.
     unwanted: CancellationToken,
     /// Cancelled when the connection has been closed.
@@ -52,16 +57,28 @@ impl Line {
     ) -> Result<Self, AttemptError> {
         let bound = options.connect_timeout;
         let attempt = async {
+            // Before the handshake, which may already present the next one.
+            let own = options.presents.as_ref().map(|own| own.not_after());
             let stream = handshake(&endpoint, tls).await?;
             let server = leaf(&stream).and_then(|leaf| certificates::identity(leaf).ok());
             servers
                 .check(server.as_ref())
                 .map_err(AttemptError::Certificate)?;
             let (unwanted, closed) = (CancellationToken::new(), CancellationToken::new());
+            let not_after = leaf(&stream).and_then(|leaf| certificates::not_after(leaf).ok());
+            let now = tls::now(&options.clock);
+            let began_expired = own.is_some_and(|end| end < now);
+            let first = own
+                .filter(|_| !began_expired)
+                .into_iter()
+                .chain(not_after)
+                .min();
+            let renew_at = renewal(first, now, Instant::now());
             let connection = Connection::new(
                 stream,
                 unwanted.clone(),
                 closed.clone().drop_guard(),
+                not_after,
                 &options.clock,
             );
             let channel = over(connection, options.keep_alive).await?;
@@ -71,6 +88,8 @@ impl Line {
                 server,
                 channel,
                 serves,
+                began_expired,
+                renew_at: Mutex::new(renew_at),
                 unwanted,
                 closed,
             })
@@ -84,10 +103,33 @@ impl Line {
         self.closed.is_cancelled()
     }
 
+    /// When new calls should use another connection.
+    pub(super) fn renew_at(&self) -> Instant {
+        *self.renew_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets when they should.
+    pub(super) fn set_renew_at(&self, at: Instant) {
+        *self.renew_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
     /// Closes the connection, with all calls on it.
     pub(super) fn cut(&self) {
         self.unwanted.cancel();
     }
+}
+
+/// When a connection whose first certificate expires then should be replaced: when between a half and
+/// three quarters of the time until then have passed. Random, so that the clients of a server whose
+/// certificate they all saw at the same time do not come back at the same time.
+fn renewal(not_after: Option<UnixTime>, now: UnixTime, instant: Instant) -> Instant {
+    /// Instants have an end, too.
+    const LONGEST: u64 = 366 * 24 * 3600;
+    let left = not_after.map_or(LONGEST, |end| end.as_secs().saturating_sub(now.as_secs()));
+    let left = Duration::from_secs(left.min(LONGEST));
+    let random = RandomState::new().hash_one(0_u8) % 1000;
+    let factor = 2000 + u32::try_from(random).unwrap_or_default();
+    instant + left / 4000 * factor
 }
 
 /// TCP and TLS handshake.
@@ -203,7 +245,7 @@ pub(crate) async fn connect_plain(
 }
 
 /// A connection that is closed when the server's certificate expires, or when it is no longer
-/// wanted.
+/// wanted. The server closes it when the client's expires.
 struct Connection {
     stream: TlsStream<TcpStream>,
     end: End,
@@ -216,9 +258,9 @@ impl Connection {
         stream: TlsStream<TcpStream>,
         unwanted: CancellationToken,
         closed: DropGuard,
+        not_after: Option<UnixTime>,
         clock: &Clock,
     ) -> Self {
-        let not_after = leaf(&stream).and_then(|leaf| certificates::not_after(leaf).ok());
         let end = End::with(unwanted, "endpoint no longer in use");
         let end = match not_after {
             Some(not_after) => end.or_past(not_after, Arc::clone(clock)),

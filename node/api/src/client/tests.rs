@@ -7,8 +7,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming};
 
 use super::*;
-use crate::testing::{Script, TestClock, TestCluster, TestCurator};
-use crate::tls::ExpectedServer;
+use crate::identity::Identity;
+use crate::testing::{NOT_BEFORE, Script, TestClock, TestCluster, TestCurator};
+use crate::tls::{CertificateDer, ExpectedServer};
 use crate::v1::curator_client::CuratorClient;
 use crate::v1::management_client::ManagementClient;
 use crate::v1::{GetClusterInfoRequest, GetNodesRequest, GetNodesResponse, WatchRequest};
@@ -94,6 +95,94 @@ async fn comes_to(curators: &Curators, wanted: &TestCurator) {
     };
     let bound = tokio::time::timeout(LONG, calls).await;
     bound.expect("it comes there");
+}
+
+/// A leaf of this node that expires so many seconds after what the clock says.
+fn expiring(f: &Fixture, own: &OwnCertificate, seconds: u64) -> CertificateDer<'static> {
+    let identity = Identity::node(f.cluster.id, own.node());
+    f.cluster.leaf(&identity, own.key().public(), |params| {
+        params.not_after = params.not_before + Duration::from_secs(1000 + seconds);
+    })
+}
+
+/// A client with such certificates.
+fn node(f: &Fixture, own: &Arc<OwnCertificate>, curator: &TestCurator) -> Curators {
+    let options = Options {
+        clock: f.clock.clone(),
+        presents: Some(Arc::clone(own)),
+        ..patient()
+    };
+    let config = tls::node_client_config(own, ExpectedServer::AnyNode);
+    Curators::new(vec![curator.endpoint()], config.expect("proper"), options)
+}
+
+/// Waits until the connection to the curator is replaced, and until the certificates of the old one have
+/// expired.
+async fn outlives(f: &Fixture, curators: &Curators, curator: &TestCurator) {
+    let mut stream = lasting(curators).await;
+    let mut renewals = curators.renewals();
+    tokio::select! {
+        never = curators.keep_renewed() => match never {},
+        renewed = tokio::time::timeout(LONG, renewals.changed()) => {
+            renewed.expect("in time").expect("open");
+        }
+    }
+    assert_eq!(curators.current(), Some(curator.endpoint()));
+    goes_on(&mut stream).await;
+    f.clock.set(NOT_BEFORE + 1005);
+    info(curators).await.expect("by the new connection");
+}
+
+#[tokio::test]
+async fn a_connection_is_replaced_before_the_servers_certificate_expires() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let own = &curator.own;
+    own.replace(expiring(&f, own, 4), None).expect("its own");
+    let curators = f.curators(vec![curator.endpoint()]);
+    info(&curators).await.expect("served");
+    own.replace(expiring(&f, own, 4000), None).expect("its own");
+    outlives(&f, &curators, &curator).await;
+}
+
+#[tokio::test]
+async fn a_connection_is_replaced_before_the_clients_certificate_expires() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let own = OwnCertificate::new(&f.cluster.node(), f.clock.clone()).expect("proper");
+    own.replace(expiring(&f, &own, 4), None).expect("its own");
+    let curators = node(&f, &own, &curator);
+    info(&curators).await.expect("served");
+    own.replace(expiring(&f, &own, 4000), None)
+        .expect("its own");
+    outlives(&f, &curators, &curator).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_began_without_a_valid_certificate_is_replaced_when_there_is_one() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let own = OwnCertificate::new(&f.cluster.node(), f.clock.clone()).expect("proper");
+    own.replace(expiring(&f, &own, 0), None).expect("its own");
+    f.clock.set(NOT_BEFORE + 1001);
+    let curators = node(&f, &own, &curator);
+    // There is none yet.
+    curators.present_renewed();
+    let mut renewals = curators.renewals();
+    let refused = info(&curators).await.expect_err("known by its key only");
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    own.replace(expiring(&f, &own, 4000), None)
+        .expect("its own");
+    curators.present_renewed();
+    info(&curators).await.expect("by a new connection");
+    assert!(renewals.has_changed().expect("open"));
+    renewals.mark_unchanged();
+    // What is new is as good as what this one began with.
+    own.replace(expiring(&f, &own, 5000), None)
+        .expect("its own");
+    curators.present_renewed();
+    info(&curators).await.expect("by the same");
+    assert!(!renewals.has_changed().expect("open"));
 }
 
 #[tokio::test]

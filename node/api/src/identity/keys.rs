@@ -25,6 +25,12 @@ pub enum KeyError {
     /// the same.
     #[error("an invalid Curve25519 public key")]
     NotAMeshKey,
+    /// Not an uncompressed point of P-256.
+    #[error("P-256 public key: expected 65 bytes that begin with 4, got {found} bytes")]
+    NotP256 {
+        /// Its length.
+        found: usize,
+    },
     /// Not the PKCS #8 form of an Ed25519 private key.
     #[error("not an Ed25519 private key in PKCS #8 form")]
     NotPkcs8,

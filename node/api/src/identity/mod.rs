@@ -9,11 +9,13 @@
 mod ids;
 mod keys;
 mod mesh;
+mod p256;
 mod secrets;
 
 pub use ids::{ClusterId, Identity, IdentityError, NodeId, Subject, UserName};
 pub use keys::{BadSignature, JoinKey, KeyError, NodeKey, OwnerKey, PublicKey, SigningKey};
 pub use mesh::{MeshKey, MeshSecret};
+pub use p256::{P256Key, P256PublicKey};
 pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLengthError, Ticket};
 
 use rustls_pki_types::CertificateDer;

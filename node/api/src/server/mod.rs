@@ -43,7 +43,7 @@ pub use connection::ConnectionInfo;
 pub use services::Services;
 
 use crate::certificates::CertificateError;
-use crate::identity::{NodeCredentials, NodeId};
+use crate::identity::NodeId;
 use crate::lifetime::End;
 use crate::shares::{Share, Shares, block};
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
@@ -109,7 +109,7 @@ impl Default for Limits {
 pub enum Transport {
     /// TLS: everything but the debug service.
     Tls {
-        /// Made by [`tls::server_config`] with the same trust and clock.
+        /// Made by [`tls::server_config`] of the same node.
         config: Arc<ServerConfig>,
         /// Which callers are accepted.
         trust: Trust,
@@ -121,21 +121,13 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// TLS for a node with these credentials. The second value allows the certificate to be
-    /// replaced while the server is running.
-    pub fn of_node(
-        credentials: &NodeCredentials,
-        clock: Clock,
-    ) -> Result<(Self, Arc<OwnCertificate>, NodeId), TlsError> {
-        let (trust, node_id) = Trust::of_node(credentials, tls::now(&clock))?;
-        let own = OwnCertificate::new(credentials)?;
-        let config = tls::server_config(Arc::clone(&own), trust.clone(), Arc::clone(&clock))?;
-        let transport = Self::Tls {
-            config,
-            trust,
-            clock,
-        };
-        Ok((transport, own, node_id))
+    /// TLS for a node with these certificates.
+    pub fn of_node(own: &Arc<OwnCertificate>) -> Result<Self, TlsError> {
+        Ok(Self::Tls {
+            config: tls::server_config(Arc::clone(own))?,
+            trust: Trust::of_node(own),
+            clock: own.clock(),
+        })
     }
 }
 

@@ -11,9 +11,10 @@ use tonic::Code;
 
 use super::*;
 use crate::client::{self, Channel, Curators, Options};
-use crate::identity::{Identity, SigningKey, UserCredentials, UserName};
+use crate::identity::{Identity, NodeCredentials, P256Key, SigningKey, UserCredentials, UserName};
 use crate::testing::{
-    NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator, insecure_client_config,
+    self, NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator,
+    insecure_client_config, p256_client_config,
 };
 use crate::tls::ExpectedServer;
 use crate::v1::curator_client::CuratorClient;
@@ -156,8 +157,7 @@ async fn each_may_call_what_it_may() {
         code(update(f.as_owner()).await),
         Some(Code::PermissionDenied)
     );
-    let node = tls::node_client_config(&credentials, ExpectedServer::AnyNode, f.clock.clone());
-    let node = f.channel(node.expect("proper"));
+    let node = f.channel(testing::node_client_config(&credentials, f.clock.clone()));
     assert_eq!(code(update(node).await), None);
     assert_eq!(
         f.curator.calls(),
@@ -440,7 +440,8 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
     let clock = TestClock::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let (transport, ..) = Transport::of_node(&cluster.node(), clock.clone()).expect("proper");
+    let own = OwnCertificate::new(&cluster.node(), clock.clone()).expect("proper");
+    let transport = Transport::of_node(&own).expect("proper");
     let members = Arc::new(Members::default());
     let cancel = CancellationToken::new();
     let server = Server::new(transport)
@@ -451,14 +452,13 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
         });
     let serving = tokio::spawn(server.serve(listener, Services::new(), cancel.clone()));
     let deleted = cluster.node();
-    let node = tls::node_client_config(&deleted, ExpectedServer::AnyNode, clock.clone());
+    let node = testing::node_client_config(&deleted, clock.clone());
     let user = tls::user_client_config(
         &cluster.user("owner"),
         ExpectedServer::AnyNode,
         clock.clone(),
     );
     // By hand, because a channel would reconnect.
-    let node = node.expect("proper");
     let mut of_node = silent(address, node.clone()).await;
     let mut of_user = silent(address, user.expect("proper")).await;
     members.deleted.cancel();
@@ -576,10 +576,8 @@ async fn one_node_does_not_take_the_places_of_all() {
     })
     .await;
     let greedy = f.cluster.node();
-    let as_node = |node: &NodeCredentials| {
-        let config = tls::node_client_config(node, ExpectedServer::AnyNode, f.clock.clone());
-        f.channel(config.expect("proper credentials"))
-    };
+    let as_node =
+        |node: &NodeCredentials| f.channel(testing::node_client_config(node, f.clock.clone()));
     let first = as_node(&greedy);
     let second = as_node(&greedy);
     info(first.clone()).await.expect("the first place");
@@ -674,39 +672,62 @@ async fn nothing_goes_on_when_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn its_certificate_can_be_renewed() {
-    let cluster = Arc::new(TestCluster::new());
-    let clock = TestClock::new();
-    let (old, new) = (cluster.node(), cluster.node());
-    let curator = TestCurator::start_as(
-        &cluster,
-        &old,
-        Script::default(),
-        clock.clone(),
-        Limits::default(),
-    )
-    .await;
-    let id = |node: &NodeCredentials| NodeId::from_public_key(&node.key.public());
-    let call = |expected: NodeId| {
-        let owner = cluster.user("owner");
-        let config = tls::user_client_config(&owner, ExpectedServer::Node(expected), clock.clone());
-        let options = Options {
-            clock: clock.clone(),
-            ..Options::default()
-        };
-        let curators = Curators::new(vec![curator.endpoint()], config.expect("proper"), options);
-        info(curators.channel())
-    };
-    call(id(&old)).await.expect("the old one");
-    let status = call(id(&new)).await.expect_err("not the new one yet");
-    let why = crate::chain(&status);
+async fn a_client_that_offers_no_ed25519_is_served_with_p256() {
+    let f = Fixture::new().await;
+    let own = &f.curator.own;
+    let (identity, key) = (Identity::node(f.cluster.id, own.node()), own.key().public());
+    let owner = SigningKey::generate();
+    let user = Identity::user(f.cluster.id, UserName::owner());
+    let p256 = P256Key::generate();
+    let owners = f
+        .cluster
+        .p256_leaf(&user, owner.public(), p256.public(), |_| {});
+    let as_owner = || f.channel(p256_client_config(&owners, &p256));
+
+    let status = info(as_owner())
+        .await
+        .expect_err("there is no such leaf yet");
     assert!(
-        why.contains(&format!("expected node {}", id(&new))),
-        "{why}"
+        crate::chain(&status).contains("TLS handshake failed"),
+        "{status}"
     );
-    curator.own.replace(&new).expect("proper");
-    call(id(&new)).await.expect("the new one");
-    call(id(&old)).await.expect_err("no longer the old one");
+    let served = f
+        .cluster
+        .p256_leaf(&identity, key, own.p256_public_key(), |_| {});
+    let leaf = f.cluster.leaf(&identity, key, |_| {});
+    own.replace(leaf.clone(), Some(served.clone()))
+        .expect("its own");
+    info(as_owner()).await.expect("served");
+
+    // What was presented, and what a client that offers both gets.
+    let config = p256_client_config(&owners, &p256);
+    let stream = silent(f.curator.address, config).await;
+    let presented = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+    assert_eq!(presented, Some(vec![served]));
+    let config = insecure_client_config(None, &rustls::version::TLS13);
+    let stream = silent(f.curator.address, config).await;
+    let presented = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+    assert_eq!(presented, Some(vec![leaf]));
+}
+
+#[tokio::test]
+async fn its_certificate_can_be_renewed() {
+    let f = Fixture::new().await;
+    let own = &f.curator.own;
+    let (identity, key) = (Identity::node(f.cluster.id, own.node()), own.key().public());
+    let until = |seconds: u64| {
+        f.cluster.leaf(&identity, key, |params| {
+            params.not_after = params.not_before + Duration::from_secs(seconds);
+        })
+    };
+    own.replace(until(2000), None).expect("its own");
+    let channel = f.as_owner();
+    info(channel.clone()).await.expect("valid");
+    f.clock.set(NOT_BEFORE + 2001);
+    let status = info(f.as_owner()).await.expect_err("expired");
+    assert!(crate::chain(&status).contains("expired"), "{status}");
+    own.replace(until(3000), None).expect("its own");
+    info(f.as_owner()).await.expect("valid again");
 }
 
 struct Closed;

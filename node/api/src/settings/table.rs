@@ -176,4 +176,15 @@ pub static SETTINGS: &[Setting] = &[
             is_valid: |text| text.parse::<TimeServer>().is_ok(),
         },
     },
+    Setting {
+        path: "certificate_lifetime_seconds",
+        help: "Seconds for which new certificates of nodes and users are valid",
+        fixed: None,
+        kind: &Number {
+            field: |configuration| &mut configuration.certificate_lifetime_seconds,
+            default: 7 * 24 * 3600,
+            // They are renewed after half of it, and a curator that is busy may take a while.
+            range: 120..=365 * 24 * 3600,
+        },
+    },
 ];

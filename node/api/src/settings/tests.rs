@@ -53,6 +53,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.pod_network" => "NONE",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
+        "certificate_lifetime_seconds" => "3600",
         _ => "rack,topology.example/*",
     }
 }
@@ -112,6 +113,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         }),
         curator_session_seconds: 6,
         time_servers: Vec::new(),
+        certificate_lifetime_seconds: 604_800,
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
@@ -226,7 +228,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
          cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
          kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
-         kubernetes.pod_network, curator_session_seconds, time_servers, got \"kubernetes\""
+         kubernetes.pod_network, curator_session_seconds, time_servers, \
+         certificate_lifetime_seconds, got \"kubernetes\""
     );
 }
 

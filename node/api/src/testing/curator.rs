@@ -19,7 +19,9 @@ use tonic_health::server::HealthReporter;
 use super::TestCluster;
 use crate::client::Endpoint;
 use crate::first_contact;
-use crate::identity::{ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, PublicKey};
+use crate::identity::{
+    ClusterUnlockKey, FirstContactSecret, Identity, NodeCredentials, NodeId, PublicKey, UserName,
+};
 use crate::recovery::{RecoveryRecipient, UnlockSettings};
 use crate::server::{Admission, Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
@@ -213,8 +215,9 @@ impl TestCurator {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (transport, own, node_id) =
-            Transport::of_node(node, clock).expect("proper credentials");
+        let own = OwnCertificate::new(node, clock).expect("proper credentials");
+        let node_id = own.node();
+        let transport = Transport::of_node(&own).expect("a TLS configuration");
         let answers = Arc::new(Answering {
             cluster: Arc::clone(cluster),
             script: Arc::new(Mutex::new(script)),
@@ -430,10 +433,15 @@ impl Aaa for Answering {
                 "the key {key} is not the owner's"
             )));
         }
-        let name = request.into_inner().identity;
+        let EscrowRequest {
+            identity,
+            p256_public_key,
+        } = request.into_inner();
+        let holder = Identity::user(self.cluster.id, UserName::owner());
         Ok(Response::new(EscrowResponse {
-            certificate: self.cluster.user_certificate(&name, key).to_vec(),
+            certificate: self.cluster.user_certificate(&identity, key).to_vec(),
             ca_certificate: self.cluster.ca().to_vec(),
+            p256_certificate: self.cluster.p256_leaf_of(&holder, key, &p256_public_key),
         }))
     }
 }

@@ -9,22 +9,26 @@ mod locked;
 mod nodes;
 mod operators;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519, PublicKeyData, SanType, SignatureAlgorithm,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SanType,
+    SignatureAlgorithm,
 };
+use rustls::ClientConfig;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 
-use crate::certificates::ClusterCa;
+use crate::certificates::{self, ClusterCa};
 use crate::identity::{
-    ClusterId, Identity, NodeCredentials, NodeId, NodeKey, PublicKey, SigningKey, UserCredentials,
-    UserName,
+    ClusterId, Identity, NodeCredentials, NodeId, NodeKey, P256PublicKey, PublicKey, SigningKey,
+    UserCredentials, UserName,
 };
+use crate::tls::{self, Clock, ExpectedServer, OwnCertificate};
 
 pub use curator::{Heartbeats, Script, Seen, TestCurator};
-pub use insecure::insecure_client_config;
+pub use insecure::{insecure_client_config, p256_client_config};
 pub use locked::{LockedNode, TestLockedNode};
 
 /// Start of the certificates' validity: 1 January 2020.
@@ -134,15 +138,32 @@ impl TestCluster {
     ) -> CertificateDer<'static> {
         self.issue(&BareKey(key), |params| {
             params.subject_alt_names = vec![uri(&identity.to_string())];
-            params.extended_key_usages = match identity.node_id() {
-                Some(_) => vec![
-                    ExtendedKeyUsagePurpose::ServerAuth,
-                    ExtendedKeyUsagePurpose::ClientAuth,
-                ],
-                None => vec![ExtendedKeyUsagePurpose::ClientAuth],
-            };
+            params.extended_key_usages = usages(identity);
             change(params);
         })
+    }
+
+    /// A leaf with a P-256 key for the holder of an Ed25519 key, whose parameters are modified.
+    pub fn p256_leaf(
+        &self,
+        identity: &Identity,
+        key: PublicKey,
+        p256: P256PublicKey,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> CertificateDer<'static> {
+        self.issue(&BareP256Key(p256), |params| {
+            let holders_key = certificates::key_uri(identity.cluster, &key);
+            params.subject_alt_names = vec![uri(&identity.to_string()), uri(&holders_key)];
+            params.extended_key_usages = usages(identity);
+            change(params);
+        })
+    }
+
+    /// The same for the key in a field of a request; empty without one.
+    fn p256_leaf_of(&self, identity: &Identity, key: PublicKey, field: &[u8]) -> Vec<u8> {
+        let p256 = P256PublicKey::from_field(field).expect("a key");
+        let leaf = p256.map(|p256| self.p256_leaf(identity, key, p256, |_| {}).to_vec());
+        leaf.unwrap_or_default()
     }
 
     /// A certificate with any parameters, for any key.
@@ -170,6 +191,17 @@ impl Default for TestCluster {
     }
 }
 
+/// What a node with these credentials presents, by the wall clock.
+pub fn own(node: &NodeCredentials) -> Arc<OwnCertificate> {
+    OwnCertificate::new(node, tls::wall_clock()).expect("proper credentials")
+}
+
+/// TLS of this node as a client of any node of its cluster.
+pub fn node_client_config(node: &NodeCredentials, clock: Clock) -> Arc<ClientConfig> {
+    let own = OwnCertificate::new(node, clock).expect("proper credentials");
+    tls::node_client_config(&own, ExpectedServer::AnyNode).expect("a TLS configuration")
+}
+
 /// A URI as subject alternative name.
 pub fn uri(text: &str) -> SanType {
     SanType::URI(text.try_into().expect("ASCII"))
@@ -190,6 +222,28 @@ pub fn params(name: &str) -> CertificateParams {
     params.not_before = time(NOT_BEFORE);
     params.not_after = time(NOT_AFTER);
     params
+}
+
+fn usages(identity: &Identity) -> Vec<ExtendedKeyUsagePurpose> {
+    match identity.node_id() {
+        Some(_) => vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ],
+        None => vec![ExtendedKeyUsagePurpose::ClientAuth],
+    }
+}
+
+struct BareP256Key(P256PublicKey);
+
+impl PublicKeyData for BareP256Key {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
 }
 
 struct BareKey(PublicKey);

@@ -7,7 +7,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers, Heartbeats};
-use crate::identity::PublicKey;
+use crate::identity::{Identity, NodeId, PublicKey};
 use crate::pushback;
 use crate::recovery::RecoveryRecipient;
 use crate::server::Caller;
@@ -16,7 +16,8 @@ use crate::v1::{
     ClusterNetworking, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
     GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
     IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest,
-    RegisterNodeResponse, UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
+    RegisterNodeResponse, RenewCertificatesRequest, RenewCertificatesResponse,
+    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
     join_node_response,
 };
@@ -117,6 +118,21 @@ impl Curator for Answering {
             }
         });
         Ok(Response::new(Box::pin(answers)))
+    }
+
+    /// Renews the certificates of anyone who proves a key.
+    async fn renew_certificates(
+        &self,
+        request: Request<RenewCertificatesRequest>,
+    ) -> Result<Response<RenewCertificatesResponse>, Status> {
+        self.called("RenewCertificates");
+        let key = Caller::of(&request)?.public_key()?;
+        let holder = Identity::node(self.cluster.id, NodeId::from_public_key(&key));
+        let p256 = &request.get_ref().p256_public_key;
+        Ok(Response::new(RenewCertificatesResponse {
+            certificate: self.cluster.leaf(&holder, key, |_| {}).to_vec(),
+            p256_certificate: self.cluster.p256_leaf_of(&holder, key, p256),
+        }))
     }
 
     async fn register_node(

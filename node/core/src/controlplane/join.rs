@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hearth_agent::refused;
 use hearth_api::identity::NodeId;
+use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::issue_certificate_request::{EtcdPeer, Kind};
 use hearth_api::v1::{
     GetConsensusStatusRequest, GetConsensusStatusResponse, IssueCertificateRequest,
@@ -14,7 +15,7 @@ use hearth_consensus::member_record::{self, StartMode};
 use hearth_consensus::{Joining, MemberId};
 use hearth_host::pki;
 
-use super::{Member, Worker};
+use super::Worker;
 
 /// Delay between two attempts to get what a join needs.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -24,7 +25,7 @@ const ATTEMPT_BOUND: Duration = Duration::from_secs(10);
 /// Reconciles the disk with the role. Returns whether etcd is to be started.
 pub(super) async fn prepare(
     worker: &Worker,
-    member: &Member,
+    own: &OwnCertificate,
     role: Option<MemberId>,
 ) -> Result<bool, Failure> {
     let etcd = worker.root.data.etcd();
@@ -38,7 +39,7 @@ pub(super) async fn prepare(
                 );
                 member_record::wipe(&etcd)?;
             }
-            (StartMode::Join, Some(role)) => join(worker, member, role).await?,
+            (StartMode::Join, Some(role)) => join(worker, own, role).await?,
             (StartMode::Start, _) => return Ok(true),
             (StartMode::Rest | StartMode::Join, _) => return Ok(false),
             (StartMode::Refuse, _) => {
@@ -52,11 +53,11 @@ pub(super) async fn prepare(
 }
 
 /// Gets what a join needs from the curators, and retries until that succeeds.
-async fn join(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
+async fn join(worker: &Worker, own: &OwnCertificate, id: MemberId) -> Outcome {
     let mut said = String::new();
     worker.connection.watch().next().await?;
     loop {
-        match tokio::time::timeout(ATTEMPT_BOUND, get_ready(worker, member, id)).await {
+        match tokio::time::timeout(ATTEMPT_BOUND, get_ready(worker, own, id)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => {
                 let why = error.to_string();
@@ -75,8 +76,8 @@ async fn join(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
 
 /// Saves the peer certificate first and the member record last, so that an interrupted attempt is
 /// repeated.
-async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
-    let joining = ask_for_members(worker, member, id).await?;
+async fn get_ready(worker: &Worker, own: &OwnCertificate, id: MemberId) -> Outcome {
+    let joining = ask_for_members(worker, own, id).await?;
     let connection = worker.connection.get().ok_or(event::Closed)?;
     let request = IssueCertificateRequest {
         kind: Some(Kind::EtcdPeer(EtcdPeer {})),
@@ -86,7 +87,7 @@ async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
     let etcd = worker.root.data.etcd();
     pki::save_peer(
         &etcd.peer(),
-        &member.credentials.key,
+        own.key(),
         &issued.certificate,
         &issued.ca_certificate,
     )?;
@@ -97,14 +98,14 @@ async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
 
 async fn ask_for_members(
     worker: &Worker,
-    member: &Member,
+    own: &OwnCertificate,
     id: MemberId,
 ) -> Result<Joining, Failure> {
     let connection = worker.connection.get().ok_or(event::Closed)?;
     let mut curator = connection.curator();
     let status = curator.get_consensus_status(GetConsensusStatusRequest {});
     let status = status.await.map_err(refused)?.into_inner();
-    initial_cluster(&status, member.node_id, id)
+    initial_cluster(&status, own.node(), id)
 }
 
 /// All members by their node IDs, in the form of etcd's `--initial-cluster`.
@@ -134,11 +135,15 @@ fn initial_cluster(
 
 /// Keeps the saved member list up to date until etcd has joined. etcd starts only with the exact
 /// list, and the members may change in the meantime.
-pub(super) async fn keep_members_true(worker: &Worker, member: &Member, id: MemberId) -> Failure {
+pub(super) async fn keep_members_true(
+    worker: &Worker,
+    own: &OwnCertificate,
+    id: MemberId,
+) -> Failure {
     let etcd = worker.root.data.etcd();
     while !member_record::has_joined(&etcd) {
         tokio::time::sleep(RETRY_DELAY).await;
-        let asked = tokio::time::timeout(ATTEMPT_BOUND, ask_for_members(worker, member, id)).await;
+        let asked = tokio::time::timeout(ATTEMPT_BOUND, ask_for_members(worker, own, id)).await;
         let Ok(Ok(joining)) = asked else {
             continue;
         };

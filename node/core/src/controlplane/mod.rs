@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hearth_agent::{CuratorConnection, LocalControlPlane, View};
-use hearth_api::identity::{ClusterId, NodeCredentials, NodeId};
+use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::logtree::LogTree;
@@ -31,7 +31,7 @@ use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_consensus::{Handle, MemberId, RootHandle};
 use hearth_enrolment::disowning;
 use hearth_host::cluster_state::ClusterState;
-use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
+use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData, TimeStatus};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
 
@@ -62,6 +62,8 @@ pub(crate) struct Worker {
     pub local_roles: Value<NodeRoles>,
     pub cluster_state: ClusterState,
     pub disowned: Value<Disowned>,
+    /// The state of the clock.
+    pub time: Value<TimeStatus>,
     /// The nodes of the cluster: who may be a peer of etcd.
     pub view: Value<Arc<View>>,
     /// Used to get the certificate and the member list for a join.
@@ -83,14 +85,7 @@ impl Worker {
 /// What the control plane starts from.
 enum Start {
     Found(Arc<BootstrapData>),
-    Member(Member),
-}
-
-/// What a member's control plane needs.
-struct Member {
-    cluster_id: ClusterId,
-    node_id: NodeId,
-    credentials: Arc<NodeCredentials>,
+    Member(Arc<OwnCertificate>),
 }
 
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
@@ -131,10 +126,10 @@ async fn work(ctx: &Context, worker: &Arc<Worker>) -> Result<Exit, Failure> {
     // Bootstrap starts before any roles are known.
     let role = match &start {
         Start::Found(_) => FOUNDER,
-        Start::Member(member) => {
+        Start::Member(own) => {
             let role = consensus_role(&roles.next().await?);
             let ready = tokio::select! {
-                ready = join::prepare(worker, member, role) => ready?,
+                ready = join::prepare(worker, own, role) => ready?,
                 changed = changes(&mut roles, role) => return Ok(changed?),
             };
             match (ready, role) {
@@ -175,21 +170,12 @@ async fn changes(
 
 /// Waits for bootstrap data or member data, whichever is set first.
 async fn start(worker: &Worker) -> Result<Start, event::Closed> {
-    let of_member = |member: MemberData| Member {
-        cluster_id: member.cluster_id,
-        node_id: member.node_id,
-        credentials: member.credentials,
-    };
-    if let (Some(founded), Some(data)) = (worker.founded.value().get(), worker.bootstrap.get()) {
-        return Ok(Start::Member(Member {
-            cluster_id: data.cluster_id,
-            node_id: data.node_id,
-            credentials: founded.credentials,
-        }));
+    if let Some(founded) = worker.founded.value().get() {
+        return Ok(Start::Member(founded.own));
     }
     let (mut bootstrap, mut member) = (worker.bootstrap.watch(), worker.member.watch());
     tokio::select! {
         data = bootstrap.next() => Ok(Start::Found(data?)),
-        data = member.next() => Ok(Start::Member(of_member(data?))),
+        data = member.next() => Ok(Start::Member(data?.own)),
     }
 }

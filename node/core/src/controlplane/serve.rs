@@ -1,10 +1,12 @@
 //! Runs etcd and the curator on a node that is a consensus member or bootstraps its cluster.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use hearth_agent::{LocalControlPlane, rolefetch};
 use hearth_api::console::Milestone;
-use hearth_api::tls;
+use hearth_api::identity::NodeCredentials;
+use hearth_api::tls::{self, OwnCertificate};
 use hearth_api::v1::ConsensusProgress;
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
@@ -14,7 +16,7 @@ use hearth_curator::founding;
 use hearth_host::handover::{BootstrapData, Founded};
 use hearth_host::{console, credentials, failpoint, pki};
 
-use super::{FOUNDER, Member, Start, Worker, join};
+use super::{FOUNDER, Start, Worker, join};
 
 /// Starts etcd and the curator and publishes what runs. Returns only with an error.
 pub(super) async fn serve(
@@ -29,8 +31,8 @@ pub(super) async fn serve(
     let mut handle = loop {
         let joins = async {
             match &start {
-                Start::Member(member) if role != FOUNDER => {
-                    join::keep_members_true(worker, member, role).await
+                Start::Member(own) if role != FOUNDER => {
+                    join::keep_members_true(worker, own, role).await
                 }
                 _ => std::future::pending().await,
             }
@@ -48,18 +50,20 @@ pub(super) async fn serve(
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Consensus);
 
-    let founding = matches!(start, Start::Found(_));
-    let member = match start {
-        Start::Found(data) => found(worker, &handle, &data).await?,
-        Start::Member(member) => member,
+    let (own, founded) = match start {
+        Start::Found(data) => {
+            let credentials = found(worker, &handle, &data).await?;
+            let own = OwnCertificate::new(&credentials, tls::wall_clock())?;
+            (own.clone(), Some(Founded { credentials, own }))
+        }
+        Start::Member(own) => (own, None),
     };
-    let credentials = member.credentials.clone();
-    let port = start_curator(ctx, worker, &handle, member, peers).await?;
+    let port = start_curator(ctx, worker, &handle, own, peers).await?;
     control_plane.curator_port = Some(port);
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Curator);
-    if founding {
-        worker.founded.set(Founded { credentials });
+    if let Some(founded) = founded {
+        worker.founded.set(founded);
     }
     ctx.healthy();
     loop {
@@ -82,7 +86,7 @@ fn start_consensus(
 ) -> Result<(Watcher<RootHandle>, Watcher<ConsensusProgress>), Failure> {
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
-        Start::Member(member) => (member.node_id, member.cluster_id),
+        Start::Member(own) => (own.node(), own.cluster()),
     };
     let view = worker.view.clone();
     let config = Arc::new(hearth_consensus::Config {
@@ -116,11 +120,15 @@ fn start_consensus(
 
 /// Writes the cluster's first records to etcd, then the credentials to the data partition. Each
 /// step detects what an earlier run has completed.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates end by the system clock"
+)]
 async fn found(
     worker: &Worker,
     handle: &RootHandle,
     data: &BootstrapData,
-) -> Result<Member, Failure> {
+) -> Result<Arc<NodeCredentials>, Failure> {
     let etcd = worker.root.data.etcd();
     let node = worker.root.data.node();
     let saved = credentials::load(&node.credentials())?;
@@ -129,7 +137,8 @@ async fn found(
         None => {
             let authorities = pki::load(&etcd, data.cluster_id)?;
             let client = handle.root().namespaced(ConsensusUser::Curator);
-            let credentials = founding::found(&client, data, &authorities).await?;
+            let now = SystemTime::now();
+            let credentials = founding::found(&client, data, &authorities, now).await?;
             rolefetch::save(&node.roles(), &data.roles)?;
             failpoint!("founding.credentials.before");
             credentials::save(&node.credentials(), &credentials)?;
@@ -138,11 +147,7 @@ async fn found(
         }
     };
     pki::remove_authority_keys(&etcd)?;
-    Ok(Member {
-        cluster_id: data.cluster_id,
-        node_id: data.node_id,
-        credentials,
-    })
+    Ok(credentials)
 }
 
 /// Starts the curator below this runnable, waits until it is listening, and returns its port.
@@ -150,18 +155,18 @@ async fn start_curator(
     ctx: &Context,
     worker: &Worker,
     handle: &RootHandle,
-    member: Member,
+    own: Arc<OwnCertificate>,
     peers: PeerReadiness,
 ) -> Result<u16, Failure> {
     let config = Arc::new(hearth_curator::Config {
         listen: worker.curator,
-        credentials: member.credentials,
+        own,
+        time: worker.time.clone(),
         client: handle.root().namespaced(ConsensusUser::Curator),
         kubernetes_pki: handle.root().namespaced(ConsensusUser::KubernetesPki),
         members: handle.root().members(),
         peers,
         version: worker.image.version.clone(),
-        clock: tls::wall_clock(),
         timing: worker.timing,
     });
     let (writer, port) = event::value();

@@ -8,7 +8,8 @@ use hearth_agent::testing::consensus_member;
 use hearth_agent::{CuratorConnection, LocalControlPlane, rolefetch};
 use hearth_api::client::{Curators, Options};
 use hearth_api::identity::{NodeCredentials, OwnerKey};
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::testing;
+use hearth_api::tls::wall_clock;
 use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
@@ -80,6 +81,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         timing: Timing::default(),
         peer_proxy: None,
         local_roles,
+        time: event::value().1,
         view: event::value().1,
         connection,
         control_plane: control_plane_writer,
@@ -138,7 +140,7 @@ impl Boot {
 
 /// The cluster domain that the curator on this port returns.
 async fn domain(site: &Site, node: &NodeCredentials, port: u16) -> String {
-    let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let trust = testing::node_client_config(node, wall_clock());
     let curator = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let curators = Curators::new(vec![curator.into()], trust, Options::default());
     let connection = CuratorConnection::new(site.node_id, curators);
@@ -155,11 +157,9 @@ async fn founding(site: &Site) -> (i64, i64) {
     (record.create_revision, record.mod_revision)
 }
 
-fn member(site: &Site, credentials: Arc<NodeCredentials>) -> MemberData {
+fn member(credentials: &NodeCredentials) -> MemberData {
     MemberData {
-        cluster_id: site.cluster_id,
-        node_id: site.node_id,
-        credentials,
+        own: testing::own(credentials),
         directory: ClusterDirectory::default(),
     }
 }
@@ -253,7 +253,7 @@ async fn a_member_starts_what_its_roles_on_disk_say() {
     let site = Site::new();
     let (credentials, when) = founded(&site).await;
     let boot = boot(&site);
-    boot.member.set(member(&site, credentials.clone()));
+    boot.member.set(member(&credentials));
     // Nothing is started before the roles are known.
     assert!(site.etcd_pids().is_empty());
     boot.roles.set(consensus_member());
@@ -285,7 +285,7 @@ async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
     // The curator cannot start: its port is taken.
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let boot = boot_with(&site, taken.local_addr().unwrap());
-    boot.member.set(member(&site, credentials));
+    boot.member.set(member(&credentials));
     boot.roles.set(consensus_member());
     boot.etcd_is("etcd serves", Option::is_some).await;
     // Removed while it starts.
@@ -318,7 +318,7 @@ async fn a_role_of_another_member_never_starts_the_data_of_the_first() {
     let site = Site::new();
     let (credentials, _) = founded(&site).await;
     let boot = boot(&site);
-    boot.member.set(member(&site, credentials));
+    boot.member.set(member(&credentials));
     boot.roles.set(joiner(7));
     until_wiped(&site).await;
     boot.roles.set(consensus_member());
@@ -335,7 +335,7 @@ async fn a_disowned_node_ends_consensus_and_keeps_nothing_of_it() {
     let site = Site::new();
     let (credentials, _) = founded(&site).await;
     let boot = boot(&site);
-    boot.member.set(member(&site, credentials));
+    boot.member.set(member(&credentials));
     boot.roles.set(consensus_member());
     boot.serves().await;
     boot.disowned.set(Disowned);

@@ -62,7 +62,7 @@ pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure
 }
 
 async fn ticket(global: &Global, rotate: bool, form: Format) -> Result<(), Failure> {
-    let mut management = ManagementClient::new(connection::open(global)?);
+    let mut management = ManagementClient::new(connection::open(global).await?);
     let request = GetRegisterTicketRequest { rotate };
     let answer = within(global.timeout, management.get_register_ticket(request))
         .await
@@ -77,7 +77,7 @@ async fn ticket(global: &Global, rotate: bool, form: Format) -> Result<(), Failu
 }
 
 async fn info(global: &Global, form: Format) -> Result<(), Failure> {
-    let mut management = ManagementClient::new(connection::open(global)?);
+    let mut management = ManagementClient::new(connection::open(global).await?);
     let info = within(
         global.timeout,
         management.get_cluster_info(GetClusterInfoRequest {}),
@@ -113,7 +113,8 @@ async fn take_ownership(
     let (operator, leaf) = owned.map_err(not_owned)?;
     let cluster = leaf.identity.cluster;
     let name = name.unwrap_or_else(|| context::default_name(cluster));
-    contexts.add(&name, cluster, endpoints, operator.credentials(), key_file)?;
+    let credentials = operator.credentials();
+    contexts.add(&name, endpoints, credentials, &leaf, key_file)?;
     contexts.save()?;
     print(&format!(
         "logged in as {} of cluster {cluster}; current context is now {name}\n",

@@ -11,7 +11,7 @@ use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
     let Etcd::Members { output } = command;
-    let mut curator = CuratorClient::new(connection::open(global)?);
+    let mut curator = CuratorClient::new(connection::open(global).await?);
     let request = GetConsensusStatusRequest {};
     let status = within(global.timeout, curator.get_consensus_status(request))
         .await

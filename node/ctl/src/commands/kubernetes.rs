@@ -69,7 +69,8 @@ struct Access {
 impl Access {
     async fn ask(global: &Global, session: &Session) -> Result<Self, Failure> {
         let key = SigningKey::generate();
-        let mut management = ManagementClient::new(connection::open_session(global, session)?);
+        let mut management =
+            ManagementClient::new(connection::open_session(global, session).await?);
         let request = GetKubernetesAccessRequest {
             public_key: key.public().as_bytes().to_vec(),
         };

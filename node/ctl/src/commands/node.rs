@@ -22,7 +22,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
         Node::List { output, watch } if watch => watch::run(global, output.form).await,
         Node::List { output, .. } => list(global, output.form).await,
         Node::Describe { which, output } => {
-            let channel = connection::open(global)?;
+            let channel = connection::open(global).await?;
             let node = find::node(global, &channel, &which.node).await?;
             show(&output::Node::from(&node), output.form)
         }
@@ -34,7 +34,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
 }
 
 async fn list(global: &Global, form: Format) -> Result<(), Failure> {
-    let nodes = all(global, &connection::open(global)?).await?;
+    let nodes = all(global, &connection::open(global).await?).await?;
     let nodes: Vec<_> = nodes.iter().map(output::Node::from).collect();
     match form {
         Format::Table => print(&node_table(&nodes).to_string()),

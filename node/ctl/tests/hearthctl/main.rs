@@ -248,6 +248,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.pod_network": "BUILT_IN",
             "curator_session_seconds": 6,
             "time_servers": [],
+            "certificate_lifetime_seconds": 604800,
         })
     );
     assert_eq!(info["configuration_version"], 1);
@@ -393,7 +394,7 @@ async fn failures_tell_whom_what_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_called_that() {
+async fn an_expired_certificate_is_renewed_and_called_that_if_no_curator_answers() {
     let f = Fixture::new();
     let curator = f.curator().await;
     f.take_ownership(&curator).await;
@@ -404,9 +405,12 @@ async fn an_expired_certificate_is_called_that() {
     });
     let pem = pem::encode(&pem::Pem::new("CERTIFICATE", expired.to_vec()));
     let path = f.path(".config/hearth/test.certificate.pem");
-    std::fs::write(path, pem).expect("written");
-    let (code, why) = f.fails(&["node", "list"]).await;
-    assert_eq!(code, 4);
+    std::fs::write(&path, &pem).expect("written");
+    f.ok(&["node", "list"]).await;
+    std::fs::write(&path, &pem).expect("written");
+    let nobody = ["--endpoint", "127.0.0.1:1", "--timeout", "1s"];
+    let (code, why) = f.fails(&[&nobody[..], &["node", "list"]].concat()).await;
+    assert_eq!(code, 3, "{why}");
     assert!(
         why.contains("expired") && why.contains("take-ownership"),
         "{why}"

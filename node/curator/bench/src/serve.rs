@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
 use hearth_api::identity::{NodeCredentials, NodeKey};
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::tls::{self, ExpectedServer, OwnCertificate, wall_clock};
 use hearth_api::transport::Connector;
 use hearth_consensus::{ConsensusUser, NamespacedClient, RootClient};
 use hearth_curator::Timing;
@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
 
 /// Timeout for the server's start; it issues thousands of certificates, on a slow machine, too.
 const START_BOUND: Duration = Duration::from_secs(120);
@@ -253,16 +254,21 @@ impl Served {
     }
 }
 
+fn client_config(node: &NodeCredentials) -> Result<Arc<ClientConfig>> {
+    let own = OwnCertificate::new(node, wall_clock())?;
+    Ok(tls::node_client_config(&own, ExpectedServer::AnyNode)?)
+}
+
 /// A new connection to a curator.
 pub(crate) fn connection(curator: SocketAddr, node: &NodeCredentials) -> Result<Channel> {
-    let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+    let config = client_config(node)?;
     let endpoint: Endpoint = curator.into();
     Ok(Curators::new(vec![endpoint], config, Options::default()).channel())
 }
 
 /// A connection with the settings of the curators' client, to another server.
 fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
-    let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+    let config = client_config(node)?;
     let connector = Connector::new(move || {
         let tls = TlsConnector::from(config.clone());
         async move {

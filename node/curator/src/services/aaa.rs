@@ -9,8 +9,9 @@ use hearth_api::v1::{EscrowRequest, EscrowResponse};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-use crate::authorities;
+use super::request::p256_key;
 use crate::core::Core;
+use crate::leaves;
 
 /// Maximum number of concurrent calls that issue a certificate: each reads the authority from etcd
 /// and signs.
@@ -57,15 +58,13 @@ impl Aaa for Service {
             .places
             .try_acquire()
             .map_err(|_| Status::resource_exhausted("too many concurrent calls: retry"))?;
-        let cluster = self.core.cluster()?.content.id;
-        let certificate = authorities::cluster(&self.core)
-            .await?
-            .issue_user(cluster, &UserName::owner(), key)
-            .map_err(|error| authorities::cannot(&error))?;
+        let p256 = p256_key(&request.get_ref().p256_public_key)?;
+        let leaves = leaves::of_owner(&self.core, key, p256).await?;
         tracing::info!(%remote, "issued owner certificate");
         Ok(Response::new(EscrowResponse {
-            certificate: certificate.to_vec(),
+            certificate: leaves.certificate.to_vec(),
             ca_certificate: self.core.ca.to_vec(),
+            p256_certificate: leaves.p256.map(|leaf| leaf.to_vec()).unwrap_or_default(),
         }))
     }
 }

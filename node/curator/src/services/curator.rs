@@ -16,9 +16,9 @@ use hearth_api::v1::{
     GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse,
     IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse,
     NodeCondition, NodeStatus, RecordedSettings, RegisterNodeRequest, RegisterNodeResponse,
-    TimeSource, TimeStatus, UpdateNodeClusterNetworkingRequest,
-    UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-    WatchEvent, WatchRequest,
+    RenewCertificatesRequest, RenewCertificatesResponse, TimeSource, TimeStatus,
+    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
+    UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_sys::clock;
@@ -154,6 +154,16 @@ impl Curator for Service {
     ) -> Result<Response<IssueCertificateResponse>, Status> {
         self.enrolment
             .issue_certificate(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn renew_certificates(
+        &self,
+        request: Request<RenewCertificatesRequest>,
+    ) -> Result<Response<RenewCertificatesResponse>, Status> {
+        self.enrolment
+            .renew_certificates(request)
             .await
             .map(Response::new)
     }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket};
+use hearth_api::identity::{ClusterUnlockKey, Identity, NodeId, PublicKey, Ticket};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::tls::{self, PeerCertificate};
@@ -17,7 +17,8 @@ use hearth_api::v1::issue_certificate_request::Kind;
 use hearth_api::v1::{
     CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
     JoinNodeRequest, JoinNodeResponse, NodeState, RegisterNodeRequest, RegisterNodeResponse,
-    StorageSecurity, TpmUsage, join_node_response,
+    RenewCertificatesRequest, RenewCertificatesResponse, StorageSecurity, TpmUsage,
+    join_node_response,
 };
 use hearth_api::{labels, proofs};
 use hearth_consensus::fenced::Write;
@@ -27,8 +28,7 @@ use tonic::{Code, Request, Status};
 use zeroize::Zeroizing;
 
 use super::kubernetes;
-use super::request::{check_boot_id, known, unspecified};
-use crate::authorities;
+use super::request::{check_boot_id, known, p256_key, unspecified};
 use crate::budget::{Bucket, Rate};
 use crate::core::{Core, versioned};
 use crate::decisions::Rejection;
@@ -37,6 +37,7 @@ use crate::decisions::join::{self, Boots, Join, Joined};
 use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
 use crate::state::{self, LivenessRecord, NodeRecord, Wanted};
 use crate::status::unavailable;
+use crate::{authorities, leaves};
 
 /// Poll interval of a machine that waits for approval. It is short, because an operator may be
 /// about to approve the machine, and grows with the number of waiting machines.
@@ -234,16 +235,13 @@ impl Enrolment {
         self.core.reads.linearizable().await?;
         let deleted = self.core.cache.tombstone(id).is_some();
         let cluster = self.core.cluster()?;
-        let cluster_id = cluster.content.id;
         let configuration = cluster.map(|cluster| cluster.configuration);
         let decided = commit::decide(commit, found.as_ref(), deleted, &configuration.content)?;
         if let Committed::Before(Some(certificate)) = decided {
             return Ok((certificate.to_vec(), None));
         }
-        let certificate = authorities::cluster(&self.core)
-            .await?
-            .issue_node(cluster_id, id, commit.node_key)
-            .map_err(|error| authorities::cannot(&error))?;
+        let leaves = leaves::of_node(&self.core, id, commit.node_key, None).await?;
+        let certificate = leaves.certificate;
         let answer = certificate.to_vec();
         let write = match (decided, found) {
             (Committed::Now, Some(found)) => {
@@ -384,6 +382,37 @@ impl Enrolment {
             }
             None => Err(unspecified("kind").into()),
         }
+    }
+
+    pub(super) async fn renew_certificates(
+        &self,
+        request: Request<RenewCertificatesRequest>,
+    ) -> Result<RenewCertificatesResponse, Status> {
+        let caller = Caller::of(&request)?;
+        let key = caller.public_key()?;
+        let id = match caller.peer().identity() {
+            Some(identity) => identity.node_id().ok_or_else(|| {
+                let subject = &identity.subject;
+                Status::failed_precondition(format!("{subject} is no node: only nodes call this"))
+            })?,
+            None => registration::id_of(&key),
+        };
+        let p256 = p256_key(&request.get_ref().p256_public_key)?;
+        // The caller may have no certificate, so nothing has checked yet that it is a member.
+        if self.core.cache.node(id).is_none() {
+            self.core.reads.linearizable().await?;
+        }
+        let node = Identity::node(self.core.loaded_cluster().await?.content.id, id);
+        let admits = self.core.cache.admits(&node, &key);
+        admits.map_err(|refused| Status::unauthenticated(refused.to_string()))?;
+        self.core.budgets.certificate(id)?;
+        let _place = self.turn().await?;
+        let leaves = leaves::of_node(&self.core, id, key, p256).await?;
+        tracing::info!(node = %id, "renewed certificates");
+        Ok(RenewCertificatesResponse {
+            certificate: leaves.certificate.to_vec(),
+            p256_certificate: leaves.p256.map(|leaf| leaf.to_vec()).unwrap_or_default(),
+        })
     }
 
     async fn issue_peer(

@@ -1,10 +1,7 @@
 //! Certificates of Kubernetes' own authority: for workers, with keys that are generated on the
 //! node, and for operators, with a new key for each use.
 
-use std::time::{Duration, SystemTime};
-
 use hearth_api::identity::{NodeId, PublicKey, UserName};
-use hearth_api::tls;
 use hearth_api::v1::issue_certificate_request::KubernetesWorker;
 use hearth_api::v1::{
     GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateResponse,
@@ -79,10 +76,8 @@ async fn issue(
     key: PublicKey,
 ) -> Result<(Vec<u8>, Vec<u8>), Status> {
     let authorities = authorities::kubernetes(core).await?;
-    let now = tls::now(&core.clock).as_secs();
-    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now);
     let issued = authorities
-        .certify(what, key, now)
+        .certify(what, key, core.now())
         .map_err(|error| authorities::cannot(&error))?;
     Ok((issued.certificate().to_vec(), authorities.ca().to_vec()))
 }

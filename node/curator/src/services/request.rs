@@ -1,6 +1,6 @@
 //! Validation of fields that several requests have.
 
-use hearth_api::identity::NodeId;
+use hearth_api::identity::{NodeId, P256PublicKey};
 use tonic::Status;
 
 use crate::decisions::Rejection;
@@ -37,6 +37,15 @@ pub(super) fn known<E: Into<i32> + Copy>(
         field,
         wanted: "a value that this curator knows",
         found: number.to_string(),
+    })
+}
+
+/// The P-256 key for which a certificate is requested, if any.
+pub(super) fn p256_key(field: &[u8]) -> Result<Option<P256PublicKey>, Rejection> {
+    P256PublicKey::from_field(field).map_err(|error| Rejection::Field {
+        field: "p256_public_key",
+        wanted: "an uncompressed point of P-256",
+        found: error.to_string(),
     })
 }
 

@@ -1,5 +1,7 @@
 //! Authorization of methods, and how the owner gets a certificate.
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use futures::FutureExt as _;
 use hearth_api::client::Channel;
@@ -7,7 +9,7 @@ use hearth_api::first_contact;
 use hearth_api::identity::{ClusterId, FirstContactSecret, NodeKey, SigningKey, UserCredentials};
 use hearth_api::permissions::{Authorization, Permission, authorization, missing};
 use hearth_api::private::StoredNode;
-use hearth_api::tls::wall_clock;
+use hearth_api::tls::{OwnCertificate, wall_clock};
 use hearth_api::v1::aaa_client::AaaClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
@@ -209,11 +211,13 @@ async fn the_owner_takes_ownership_again_and_again_and_nobody_else_does() {
 
     let owner = || EscrowRequest {
         identity: "owner".into(),
+        ..EscrowRequest::default()
     };
     let mut aaa = AaaClient::new(world.channel(&Who::HolderOf(&world.owner_key)));
     for identity in ["", "root", "owner "] {
         let request = EscrowRequest {
             identity: identity.into(),
+            ..EscrowRequest::default()
         };
         let refused = aaa.escrow(request).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument);
@@ -292,12 +296,7 @@ async fn a_deleted_node_is_cut_off_at_once() {
     let again = world.add_node(NodeState::Up).await;
     let mut forged = again.clone();
     forged.key = NodeKey::generate();
-    let tls = hearth_api::tls::node_client_config(
-        &forged,
-        hearth_api::tls::ExpectedServer::AnyNode,
-        wall_clock(),
-    );
-    assert!(tls.is_err());
+    assert!(OwnCertificate::new(&forged, wall_clock()).is_err());
     world.stop().await;
 }
 
@@ -309,7 +308,7 @@ async fn a_cluster_is_founded_once() {
     let owner = hearth_api::identity::OwnerKey::generate();
     let data = bootstrap_data(&site, &owner);
     let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
-    let found = |data| founding::found(&client, data, &authorities);
+    let found = |data| founding::found(&client, data, &authorities, SystemTime::now());
 
     let first = found(&data).await.unwrap();
     let listing = client.list("").await.unwrap();
@@ -354,9 +353,11 @@ async fn a_founding_that_was_cut_short_is_completed() {
     let data = bootstrap_data(&site, &hearth_api::identity::OwnerKey::generate());
     let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
     // The request may have been sent, and nothing waits for the reply.
-    let cut = founding::found(&client, &data, &authorities).now_or_never();
+    let cut = founding::found(&client, &data, &authorities, SystemTime::now()).now_or_never();
     assert!(cut.is_none());
-    founding::found(&client, &data, &authorities).await.unwrap();
+    founding::found(&client, &data, &authorities, SystemTime::now())
+        .await
+        .unwrap();
     assert_eq!(client.list("nodes/").await.unwrap().records.len(), 1);
     etcd.stop().await;
 }

@@ -8,6 +8,7 @@ mod configuration;
 mod enrolment;
 mod failures;
 mod kubernetes;
+mod leaves;
 mod machine;
 mod networking;
 mod nodes;

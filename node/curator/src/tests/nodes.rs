@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use hearth_api::client::Endpoint;
 use hearth_api::identity::NodeCredentials;
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::tls::wall_clock;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::{
@@ -280,8 +280,7 @@ async fn a_watcher_to_whose_nodes_nothing_happens_is_told_so() {
 
 /// A connection with small receive windows.
 async fn narrow(world: &World, node: &NodeCredentials) -> tonic::transport::Channel {
-    let any = ExpectedServer::AnyNode;
-    let config = tls::node_client_config(node, any, wall_clock()).unwrap();
+    let config = hearth_api::testing::node_client_config(node, wall_clock());
     let address = (Ipv4Addr::LOCALHOST, world.ready.get().unwrap());
     let connector = tower::service_fn(move |_| {
         let tls = TlsConnector::from(config.clone());

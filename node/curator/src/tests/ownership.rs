@@ -52,6 +52,7 @@ async fn the_owner_names_another_one_and_is_the_owner_no_more() {
     assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
     let escrow = || EscrowRequest {
         identity: "owner".into(),
+        ..EscrowRequest::default()
     };
     let mut aaa = AaaClient::new(world.channel(&Who::HolderOf(former)));
     let refused = aaa.escrow(escrow()).await.unwrap_err();

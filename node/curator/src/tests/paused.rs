@@ -122,7 +122,14 @@ async fn the_other_process() {
         ca: read("ca").into(),
     });
     let etcd = RootClient::new(String::from_utf8(read("etcd")).unwrap().into());
-    let (curator, ready) = serve(&etcd, &node, timing(), wall_clock()).await;
+    let (curator, ready) = serve(
+        &etcd,
+        &node,
+        timing(),
+        wall_clock(),
+        hearth_base::event::value().1,
+    )
+    .await;
     // Not by `print!`, whose output the test runner captures.
     writeln!(std::io::stdout(), "{PORT}{}", ready.get().unwrap()).unwrap();
     let mut end = Vec::new();

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::certificates::ClusterCa;
 use hearth_base::event::Value;
-use hearth_host::clock::date;
+use hearth_host::date::date;
 use hearth_host::handover::TimeStatus;
 use hearth_host::pki::Lifetime;
 use rustls_pki_types::CertificateDer;

@@ -17,6 +17,7 @@ use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::{self, ClusterState, State};
 use hearth_host::parameters::{Found, Source};
+use hearth_host::pki::Holder;
 use hearth_host::storage::header::HeaderState;
 use hearth_host::storage::testing::Files;
 use prost::Message as _;
@@ -232,9 +233,11 @@ async fn control_plane(
         None => {
             let authority = pki::load(&etcd, data.cluster_id)?.cluster;
             let key = data.node_key.public();
+            let holder = Holder::node(data.cluster_id, data.node_id, key, Vec::new());
+            let valid = Duration::from_secs(3600);
             let credentials = NodeCredentials {
                 key: data.node_key.clone(),
-                certificate: authority.issue_node(data.cluster_id, data.node_id, key)?,
+                certificate: authority.issue_leaf(&holder, SystemTime::now(), valid)?,
                 ca: authority.certificate().clone(),
             };
             credentials::save(&files, &credentials)?;
@@ -243,6 +246,7 @@ async fn control_plane(
     };
     pki::remove_authority_keys(&etcd)?;
     founded.set(Founded {
+        own: hearth_api::testing::own(&credentials),
         credentials: Arc::new(credentials),
     });
     ctx.cancelled().await;
@@ -302,8 +306,8 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
     let Sealed::Member(member) = machine.sealed() else {
         panic!("not a member");
     };
-    assert_eq!(member.cluster_ca, first.credentials.ca);
-    assert_eq!(member.identity.cluster_id, first.cluster_id);
+    assert_eq!(member.cluster_ca, *first.own.ca().certificate());
+    assert_eq!(member.identity.cluster_id, first.own.cluster());
     assert!(!pki::has_authority_keys(&machine.root.data.etcd()).unwrap());
 
     // A reboot without parameters, and one with invalid parameters.
@@ -311,8 +315,8 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
     for parameters in [Ok(None), Err(bad)] {
         let boot = machine.boot(parameters);
         let again = boot.settled().await;
-        assert_eq!(again.node_id, first.node_id);
-        assert_eq!(again.credentials.certificate, first.credentials.certificate);
+        assert_eq!(again.own.node(), first.own.node());
+        assert_eq!(again.own.certificate(), first.own.certificate());
         assert_eq!(
             boot.state.get(),
             State::Unknown,

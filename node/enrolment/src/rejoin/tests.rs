@@ -174,7 +174,7 @@ async fn a_member_asks_once_without_being_refused() {
 async fn unknown_wipes_nothing() {
     let mut home = Home::new().await;
     let node = Node::new(&mut home).await;
-    home.world.delete_node(node.handed_over.node_id).await;
+    home.world.delete_node(node.handed_over.own.node()).await;
     let running = node.start();
     running.stays().await;
     assert!(node.is_whole());
@@ -207,9 +207,7 @@ fn scripted(founding: &Founding, cluster: &TestCluster, curator: &TestCurator) -
     Node {
         key: credentials.key.public(),
         handed_over: MemberData {
-            cluster_id: founding.identity.cluster_id,
-            node_id: founding.identity.node_id,
-            credentials: Arc::new(credentials),
+            own: hearth_api::testing::own(&credentials),
             directory: ClusterDirectory::default(),
         },
         sealed: Arc::new(SealedStore::new(&machine.root.esp, None)),

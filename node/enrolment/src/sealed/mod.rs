@@ -19,7 +19,7 @@ use hearth_api::recovery::{self, RecoveryRecipient, UnlockSettings, WrappedFor, 
 use hearth_api::v1::{
     ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
-use hearth_host::handover::ClusterSeed;
+use hearth_host::handover::{BootstrapData, ClusterSeed};
 use hearth_host::parameters::StaticNetwork;
 use hearth_host::storage::header::Owner;
 use hearth_host::storage::keys::Secrets;
@@ -260,6 +260,21 @@ impl Founding {
         self.identity
             .volume(Some(&self.cluster_unlock_key))
             .expect("a founding node has both keys")
+    }
+
+    /// What the control plane needs to bootstrap the cluster.
+    pub fn bootstrap_data(&self) -> BootstrapData {
+        BootstrapData {
+            cluster_id: self.identity.cluster_id,
+            node_id: self.identity.node_id,
+            node_key: self.node_key.clone(),
+            cluster_unlock_key: self.cluster_unlock_key.clone(),
+            join_key: self.identity.join_key.public(),
+            storage_security: self.identity.storage_security,
+            tpm_usage: self.identity.tpm_usage,
+            seed: self.seed.clone(),
+            roles: self.roles,
+        }
     }
 
     /// The member after the cluster is bootstrapped.

@@ -293,6 +293,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 kubernetes: None,
                 curator_session_seconds: 0,
                 time_servers: Vec::new(),
+                certificate_lifetime_seconds: 0,
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             ..base.seed.clone()

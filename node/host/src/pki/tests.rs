@@ -1,8 +1,9 @@
 use std::fs;
 use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
 
 use hearth_api::certificates::{CertificateError, ClusterCa};
-use hearth_api::identity::Subject;
+use hearth_api::identity::P256Key;
 use hearth_base::supervisor::Failure;
 use proptest::prelude::*;
 use rustls_pki_types::UnixTime;
@@ -11,6 +12,8 @@ use super::*;
 use crate::layout::Root;
 
 const DAY: u64 = 24 * 3600;
+/// For how long leaves are issued here.
+const VALID: Duration = Duration::from_secs(1000);
 
 fn build_time() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
@@ -73,18 +76,49 @@ fn what_is_issued_is_believed_for_what_it_is() {
     let key = SigningKey::from_seed([3; 32]).public();
     let id = NodeId::from_public_key(&key);
 
-    let node = authority.issue_node(site.cluster_id, id, key).unwrap();
-    let leaf = ca.verify(&node, at(0)).unwrap();
-    assert_eq!(leaf.identity, Identity::node(site.cluster_id, id));
-    assert_eq!(leaf.public_key, key);
+    let names = vec!["curator.hearth".to_owned()];
+    let node = Holder::node(site.cluster_id, id, key, names);
+    let user = Holder::user(site.cluster_id, UserName::owner(), key);
+    let p256 = P256Key::generate().public();
+    for (holder, identity) in [
+        (node, Identity::node(site.cluster_id, id)),
+        (user, Identity::user(site.cluster_id, UserName::owner())),
+    ] {
+        let issued = authority.issue_leaf(&holder, build_time(), VALID).unwrap();
+        let of_p256 = authority.issue_p256_leaf(&holder, p256, build_time(), VALID);
+        for der in [issued, of_p256.unwrap()] {
+            let leaf = ca.verify(&der, at(0)).unwrap();
+            assert_eq!(leaf.identity, identity);
+            assert_eq!(leaf.public_key, key);
+            assert_eq!(leaf.not_after, at(VALID.as_secs() as i64));
+        }
+    }
+}
 
-    let user = authority
-        .issue_user(site.cluster_id, &UserName::owner(), key)
-        .unwrap();
-    let leaf = ca.verify(&user, at(0)).unwrap();
-    assert_eq!(leaf.identity.subject, Subject::User(UserName::owner()));
-    // Both expire with their CA.
+#[test]
+fn a_leaf_ends_with_its_ca_at_the_latest() {
+    let site = Site::new();
+    let ca = ClusterCa::parse(&site.found().unwrap()).unwrap();
+    let authority = load(&site.etcd, site.cluster_id).unwrap().cluster;
+    let holder = Holder::user(site.cluster_id, UserName::owner(), site.node_key.public());
+    let end = UNIX_EPOCH + Duration::from_secs(ca.not_after().as_secs());
+    let last = end - Duration::from_secs(60);
+    let leaf = authority.issue_leaf(&holder, last, VALID).unwrap();
+    let leaf = ca.verify(&leaf, ca.not_after()).unwrap();
     assert_eq!(leaf.not_after, ca.not_after());
+    // With such a clock nothing is issued, and it is said why.
+    let (before, day) = (UNIX_EPOCH, Duration::from_secs(DAY));
+    for implausible in [before, end, end + 40 * 365 * day] {
+        let error = authority
+            .issue_leaf(&holder, implausible, VALID)
+            .unwrap_err();
+        let said = error.to_string();
+        let date = crate::date::date(implausible);
+        assert!(
+            said.starts_with(&format!("the clock says {date}, but")),
+            "{said}"
+        );
+    }
 }
 
 #[test]
@@ -92,10 +126,9 @@ fn certificates_are_good_from_the_build_on_and_not_for_ever() {
     let site = Site::new();
     let ca = ClusterCa::parse(&site.found().unwrap()).unwrap();
     let authority = load(&site.etcd, site.cluster_id).unwrap().cluster;
-    let key = site.node_key.public();
-    let leaf = authority
-        .issue_user(site.cluster_id, &UserName::owner(), key)
-        .unwrap();
+    let holder = Holder::user(site.cluster_id, UserName::owner(), site.node_key.public());
+    let years = Duration::from_secs(u64::from(CA_LIFETIME_YEARS) * 365 * DAY);
+    let leaf = authority.issue_leaf(&holder, build_time(), years).unwrap();
     let years = i64::from(CA_LIFETIME_YEARS) * 365 * DAY as i64;
     // Valid even if a clock is some hours behind its image.
     assert!(ca.verify(&leaf, at(-3600)).is_ok());
@@ -120,11 +153,9 @@ fn serial_numbers_differ() {
     let site = Site::new();
     site.found().unwrap();
     let authority = load(&site.etcd, site.cluster_id).unwrap().cluster;
-    let key = site.node_key.public();
+    let holder = Holder::user(site.cluster_id, UserName::owner(), site.node_key.public());
     let serial = || {
-        let der = authority
-            .issue_user(site.cluster_id, &UserName::owner(), key)
-            .unwrap();
+        let der = authority.issue_leaf(&holder, build_time(), VALID).unwrap();
         let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
         parsed.raw_serial().to_vec()
     };

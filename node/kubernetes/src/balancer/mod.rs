@@ -160,7 +160,7 @@ pub(crate) fn start(
     let (ready_writer, ready) = event::value();
     let following = Arc::new(Following {
         known: PeerResolver {
-            own: member.node_id,
+            own: member.own.node(),
             own_address: parts.address.get(),
             saved: member.directory.clone(),
             learned: parts.learned.get().unwrap_or_default(),

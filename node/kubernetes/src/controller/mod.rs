@@ -107,7 +107,7 @@ pub(crate) async fn run(
 ) -> Outcome {
     let member = parts.member.watch().next().await?;
     let (consensus, pki, store) = reach_consensus(parts, condition).await?;
-    let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await?;
+    let authorities = kubernetes_authorities::ensure(&pki, member.own.ca().certificate()).await?;
     let files = Files::new(&parts.root);
     let shared = {
         let (files, authorities) = (files.clone(), &authorities);

@@ -96,7 +96,7 @@ fn prepare_apiserver(
         all.files.save(whose, &issued)?;
         Ok::<_, Failure>(issued.renew_at())
     };
-    let node = all.member.node_id;
+    let node = all.member.own.node();
     let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
     issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
     issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
@@ -138,7 +138,7 @@ fn prepare_companion(
     // server is used.
     let serving = all.authorities.issue(
         &Certificate::ApiServer {
-            node: all.member.node_id,
+            node: all.member.own.node(),
             address: here,
         },
         now,

@@ -128,7 +128,7 @@ impl Plane {
         let etcd = self.etcd.handle();
         let pki = etcd.root().namespaced(ConsensusUser::KubernetesPki);
         let member = self.fake.parts.member.get().unwrap();
-        let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await;
+        let authorities = kubernetes_authorities::ensure(&pki, member.own.ca().certificate()).await;
         let authorities = authorities.unwrap();
         let now = SystemTime::now();
         let own = authorities.issue(&Certificate::Reconciler, now).unwrap();

@@ -29,7 +29,7 @@ pub(crate) async fn run(ctx: Context, receiver: Arc<Receiver>) -> Outcome {
 /// Returns only on an error.
 async fn follow(ctx: &Context, receiver: &Receiver) -> Outcome {
     let watching = Watching::of(ctx);
-    let node = receiver.parts.member.watch().next().await?.node_id;
+    let node = receiver.parts.member.watch().next().await?.own.node();
     let mut clients = receiver.client.watch();
     let mut client = clients.next().await?;
     loop {

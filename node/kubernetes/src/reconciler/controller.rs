@@ -54,7 +54,7 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
     });
     ctx.run("cluster", move |ctx| cluster::run(ctx, curators.clone()))?;
     let reconciler = Arc::new(Reconciler {
-        identity: member.node_id.to_string(),
+        identity: member.own.node().to_string(),
         volumes: worker.parts.root.data.volumes(),
         timing: Timing::default(),
         client,

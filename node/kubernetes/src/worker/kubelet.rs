@@ -77,7 +77,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let mut addresses = parts.address.watch();
     let mut all_roles = parts.local_roles.watch();
     let known = async {
-        let name = parts.member.watch().next().await?.node_id.to_string();
+        let name = parts.member.watch().next().await?.own.node().to_string();
         let mut imported = worker.imported.watch();
         imported.wait_for(Result::is_ok).await?.ok();
         let network = match worker.pods {

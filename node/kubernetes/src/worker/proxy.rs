@@ -64,7 +64,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let parts = &worker.parts;
     let mut addresses = parts.address.watch();
     let known = async {
-        let name = parts.member.watch().next().await?.node_id.to_string();
+        let name = parts.member.watch().next().await?.own.node().to_string();
         worker.client.watch().next().await?;
         Ok::<_, event::Closed>((name, addresses.next().await?))
     };

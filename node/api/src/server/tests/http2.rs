@@ -32,8 +32,8 @@ async fn strangers_get_less_of_http2_than_members() {
     assert_eq!(window, limits.anonymous_window);
 
     let node = f.cluster.node();
-    let node = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
-    let mut member = silent(f.curator.address, node.expect("proper")).await;
+    let node = testing::node_client_config(&node, f.clock.clone());
+    let mut member = silent(f.curator.address, node).await;
     let (streams, of_member) = settings(&mut member).await;
     assert_eq!(streams, Some(limits.streams));
     assert!(limits.streams > limits.anonymous_streams);
@@ -87,8 +87,8 @@ async fn calls_that_are_taken_back_at_once_harm_nobody() {
     const CALLS: u32 = 20_000;
     let f = Fixture::new().await;
     let node = f.cluster.node();
-    let config = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
-    let attacker = silent(f.curator.address, config.expect("proper")).await;
+    let config = testing::node_client_config(&node, f.clock.clone());
+    let attacker = silent(f.curator.address, config).await;
     let (mut from_server, mut to_server) = tokio::io::split(attacker);
     let call = headers("/hearth.v1.Management/GetClusterInfo");
     let flood = async move {
@@ -122,7 +122,7 @@ async fn calls_that_are_taken_back_at_once_harm_nobody() {
     let end = tokio::time::timeout(LONG, answers).await;
     end.expect("the server lets go of it").expect("no panic");
     // Those of its calls that reached a handler are over; it may connect again.
-    let config = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
-    let again = f.channel(config.expect("proper"));
+    let config = testing::node_client_config(&node, f.clock.clone());
+    let again = f.channel(config);
     info(again).await.expect("a new connection");
 }

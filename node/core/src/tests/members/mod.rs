@@ -9,7 +9,7 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_agent::{CuratorConnection, LocalControlPlane, heartbeat, rolefetch};
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
@@ -17,6 +17,7 @@ use hearth_api::identity::{
     NodeCredentials, NodeId, OwnerKey, SigningKey, UserCredentials, UserName,
 };
 use hearth_api::private::{StoredAuthority, StoredNode};
+use hearth_api::testing;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
@@ -38,7 +39,7 @@ use hearth_curator::{Timing, state};
 use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
-use hearth_host::pki::Authority;
+use hearth_host::pki::{Authority, Holder};
 use prost::Message as _;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -50,6 +51,8 @@ use crate::controlplane;
 const BOUND: Duration = Duration::from_secs(90);
 /// Poll interval.
 const LOOK: Duration = Duration::from_millis(50);
+/// For how long certificates are issued here.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     match timeout(BOUND, future).await {
@@ -148,7 +151,8 @@ impl Cluster {
         let etcd = first.site.root.data.etcd();
         let authorities = hearth_host::pki::load(&etcd, data.cluster_id).unwrap();
         let client = founding.client();
-        let founded = hearth_curator::founding::found(&client, &data, &authorities);
+        let founded =
+            hearth_curator::founding::found(&client, &data, &authorities, SystemTime::now());
         let credentials = founded.await.unwrap();
         let disk = first.site.root.data.node();
         rolefetch::save(&disk.roles(), &data.roles).unwrap();
@@ -165,7 +169,11 @@ impl Cluster {
         let key = SigningKey::from_seed(*owner_key.expose_seed());
         let owner = UserCredentials {
             certificate: authority
-                .issue_user(nodes[0].site.cluster_id, &UserName::owner(), key.public())
+                .issue_leaf(
+                    &Holder::user(nodes[0].site.cluster_id, UserName::owner(), key.public()),
+                    SystemTime::now(),
+                    DAY,
+                )
                 .unwrap(),
             key,
             ca,
@@ -192,13 +200,12 @@ impl Cluster {
         let timing = self.timing;
         let node = &mut self.nodes[number];
         let credentials = node.credentials.clone().unwrap();
-        let trust = tls::node_client_config(&credentials, ExpectedServer::AnyNode, wall_clock());
-        let curators = Curators::new(endpoints, trust.unwrap(), Options::default());
+        let own = testing::own(&credentials);
+        let trust = tls::node_client_config(&own, ExpectedServer::AnyNode).unwrap();
+        let curators = Curators::new(endpoints, trust, Options::default());
         let connection = CuratorConnection::new(node.id(), curators);
         let member = MemberData {
-            cluster_id: node.site.cluster_id,
-            node_id: node.id(),
-            credentials,
+            own,
             directory: ClusterDirectory::default(),
         };
         let (control_plane_writer, control_plane) = event::value();
@@ -231,6 +238,7 @@ impl Cluster {
             timing,
             peer_proxy: Some(node.proxy),
             local_roles,
+            time: event::value().1,
             view: event::value().1,
             connection: connections.clone(),
             control_plane: control_plane_writer,
@@ -514,7 +522,11 @@ async fn add(
     let public = site.node_key.public();
     Arc::new(NodeCredentials {
         certificate: authority
-            .issue_node(site.cluster_id, site.node_id, public)
+            .issue_leaf(
+                &Holder::node(site.cluster_id, site.node_id, public, Vec::new()),
+                SystemTime::now(),
+                DAY,
+            )
             .unwrap(),
         key: site.node_key.clone(),
         ca: authority.certificate().clone(),

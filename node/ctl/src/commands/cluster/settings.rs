@@ -123,7 +123,7 @@ pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>
 }
 
 pub(super) async fn read(global: &Global) -> Result<Versioned, Failure> {
-    let mut management = ManagementClient::new(connection::open(global)?);
+    let mut management = ManagementClient::new(connection::open(global).await?);
     let call = management.get_cluster_info(GetClusterInfoRequest {});
     let info = within(global.timeout, call).await;
     let info = info
@@ -138,7 +138,7 @@ pub(super) async fn write(
     version: u64,
     change: Change,
 ) -> Result<Versioned, Failure> {
-    let mut management = ManagementClient::new(connection::open(global)?);
+    let mut management = ManagementClient::new(connection::open(global).await?);
     let paths = change.settings.iter().map(|setting| setting.path);
     let request = ConfigureClusterRequest {
         version,

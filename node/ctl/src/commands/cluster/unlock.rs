@@ -204,7 +204,7 @@ impl Known {
         form: Format,
     ) -> Result<(), Failure> {
         if let Some(session) = &self.session
-            && let Ok(channel) = connection::open_at(global, session, self.curators.clone())
+            && let Ok(channel) = connection::open_at(global, session, self.curators.clone()).await
             && let Ok(answers) = look(global, channel).await
         {
             return match form {
@@ -279,9 +279,19 @@ impl Known {
         global: &Global,
         session: &Session,
     ) -> Result<output::Answers, Failure> {
-        let channel = connection::open_at(global, session, self.curators.clone())?;
         let mut looks = tokio::time::interval(LOOK);
         let mut told = String::new();
+        // The certificate may have to be renewed first, by the same curators.
+        let channel = loop {
+            looks.tick().await;
+            match connection::open_at(global, session, self.curators.clone()).await {
+                Ok(channel) => break channel,
+                Err(failure) if failure.is_unreachable() => {
+                    tell(&mut told, format!("no answer yet: {failure}"));
+                }
+                Err(failure) => return Err(failure),
+            }
+        };
         loop {
             looks.tick().await;
             match look(global, channel.clone()).await {

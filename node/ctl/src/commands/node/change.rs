@@ -19,7 +19,7 @@ use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
-    let channel = connection::open(global)?;
+    let channel = connection::open(global).await?;
     let change = Change { global, channel };
     match command {
         Node::Approve { which, output } => change.approve(&which.node, output.form).await,

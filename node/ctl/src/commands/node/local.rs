@@ -74,7 +74,7 @@ async fn open(
 ) -> Result<(v1::Node, Channel), Failure> {
     let given = at.node_endpoint.as_ref();
     if let (Ok(id), Some(_)) = (wanted.parse::<NodeId>(), given) {
-        let channel = connection::open_node(global, id, None, given)?;
+        let channel = connection::open_node(global, id, None, given).await?;
         let node = v1::Node {
             id: id.to_string(),
             // Assumed, because it is about to be called: `warn` applies to nodes that are UP.
@@ -83,13 +83,13 @@ async fn open(
         };
         return Ok((node, channel));
     }
-    let node = find::node(global, &connection::open(global)?, wanted).await?;
+    let node = find::node(global, &connection::open(global).await?, wanted).await?;
     let id: NodeId = node.id.parse().map_err(|error| {
         Failure::new(Kind::Cluster, format!("call {}", output::safe(&node.id))).because(error)
     })?;
     let status = node.status.as_ref();
     let address = status.and_then(|status| status.external_address.parse::<IpAddr>().ok());
-    let channel = connection::open_node(global, id, address, given)?;
+    let channel = connection::open_node(global, id, address, given).await?;
     Ok((node, channel))
 }
 

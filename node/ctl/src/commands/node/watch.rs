@@ -21,7 +21,7 @@ use crate::output::{self, Change, node_table};
 pub(super) async fn run(global: &Global, form: Format) -> Result<(), Failure> {
     /// Delay between two attempts.
     const PAUSE: Duration = Duration::from_secs(1);
-    let channel = connection::open(global)?;
+    let channel = connection::open(global).await?;
     let mut view = View::new(form);
     loop {
         let Err(failed) = follow(&channel, &mut view).await;

@@ -58,7 +58,7 @@ pub(super) async fn run(global: &Global, request: Request<'_>) -> Result<(), Fai
         return Err(present(request.folder, KEY_FILE, "owner key"));
     }
 
-    let (operator, cluster) = match known.log_in(&new.key).await {
+    let (operator, leaf) = match known.log_in(&new.key).await {
         // An earlier attempt has replaced the owner.
         Ok(logged_in) => logged_in,
         Err(error) if is_refused(&error) => {
@@ -67,10 +67,11 @@ pub(super) async fn run(global: &Global, request: Request<'_>) -> Result<(), Fai
         }
         Err(error) => return Err(not_owned(error)),
     };
+    let cluster = leaf.identity.cluster;
     let name = name(global, &contexts, cluster);
     let key_file = request.folder.join(KEY_FILE);
     let credentials = operator.credentials();
-    contexts.add(&name, cluster, &known.endpoints, credentials, &key_file)?;
+    contexts.add(&name, &known.endpoints, credentials, &leaf, &key_file)?;
     contexts.save()?;
     eprintln!("hearthctl: logged in with the new owner key; context {name}");
 
@@ -106,10 +107,9 @@ fn name(global: &Global, contexts: &Contexts, cluster: ClusterId) -> String {
 }
 
 impl Known<'_> {
-    async fn log_in(&self, key: &OwnerKey) -> Result<(Operator, ClusterId), OwnershipError> {
+    async fn log_in(&self, key: &OwnerKey) -> Result<(Operator, Leaf), OwnershipError> {
         let (endpoints, options) = (self.endpoints.clone(), connection::options(self.global));
-        let owned = Operator::take_ownership(key, &self.secret, endpoints, options).await;
-        owned.map(|(operator, Leaf { identity, .. })| (operator, identity.cluster))
+        Operator::take_ownership(key, &self.secret, endpoints, options).await
     }
 
     /// Has the former owner name the new one.
@@ -121,7 +121,8 @@ impl Known<'_> {
     ) -> Result<(), Failure> {
         let what = "replace the owner";
         let call = |status| Failure::call(what, status);
-        let (operator, cluster) = self.log_in(former).await.map_err(not_owned)?;
+        let (operator, leaf) = self.log_in(former).await.map_err(not_owned)?;
+        let cluster = leaf.identity.cluster;
         let recipient = new.recovery.recipient();
         let info = operator.info().await.map_err(call)?;
         if info.recovery_recipient == recipient.as_bytes() {

@@ -45,7 +45,7 @@ pub use certificate::{
 use issued::pem_of;
 pub use issued::{Issued, KeyAndCertificate, Pem, to_pem};
 
-use super::{Authority, Lifetime, PkiError};
+use super::{Authority, Lifetime, PkiError, SubjectKey};
 
 /// The version of the record.
 const VERSION: u32 = 1;
@@ -180,7 +180,7 @@ impl Authorities {
             _ => &self.kubernetes,
         };
         let params = what.parameters(authority.lifetime, now)?;
-        let der = authority.sign(&what.subject(), params, key)?;
+        let der = authority.sign(&what.subject(), params, &SubjectKey::Ed25519(key))?;
         Issued::parse(&der)
     }
 }

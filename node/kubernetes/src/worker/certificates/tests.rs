@@ -4,8 +4,9 @@ use std::net::Ipv4Addr;
 use std::time::UNIX_EPOCH;
 
 use hearth_api::client::{Curators, Options};
+use hearth_api::testing;
 use hearth_api::testing::TestClock;
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::tls::wall_clock;
 use hearth_api::v1::{NodeRoles, NodeState, node_roles};
 use hearth_base::testing::{TestSupervisor, within_timeout};
 use hearth_curator::testing::{World, id_of, quick};
@@ -30,7 +31,7 @@ async fn what_is_due_is_asked_for_again() {
     let first = Ipv4Addr::new(192, 0, 2, 9);
     world.report(&node, &first.to_string()).await;
 
-    let trust = tls::node_client_config(&node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let trust = testing::node_client_config(&node, wall_clock());
     let curators = Curators::new(vec![world.endpoint()], trust, Options::default());
     let (connection_writer, connection) = event::value();
     connection_writer.set(CuratorConnection::new(id_of(&node), curators));
