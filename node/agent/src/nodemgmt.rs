@@ -24,7 +24,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use hearth_api::identity::{NodeId, PublicKey, Subject, UserName};
 use hearth_api::recovery::UnlockSettings;
-use hearth_api::server::{Admission, Caller, Server, Services, Transport};
+use hearth_api::server::{Admission, Caller, Server, Services, Transport, with_reflection};
 use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::node_local_server::NodeLocalServer;
 use hearth_api::v1::node_management_server::{NodeManagement, NodeManagementServer};
@@ -109,7 +109,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.healthy();
     Server::new(transport)
         .admission(gate)
-        .serve(listener, services, ctx.token())
+        .serve(listener, with_reflection(services), ctx.token())
         .await?;
     match ctx.is_cancelled() {
         true => Ok(()),

@@ -31,6 +31,10 @@ pub fn authorization(path: &str) -> Option<Authorization> {
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => {
             Some(Authorization::Unauthenticated)
         }
+        // Neither can that of this one. It shows what any member of the cluster may know.
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => {
+            Some(Authorization::Need(&[Permission::ReadClusterStatus]))
+        }
         _ => generated(path),
     }
 }
@@ -127,7 +131,7 @@ mod tests {
             "hearth.v1.Management/GetNodes",
             "/hearth.v1.Management/GetNodes/",
             "/hearth.v1.Management/getnodes",
-            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         ] {
             assert_eq!(authorization(path), None, "{path:?}");
         }

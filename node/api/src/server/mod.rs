@@ -19,6 +19,7 @@
 mod authorize;
 mod connection;
 mod places;
+mod reflection;
 mod services;
 
 use std::convert::Infallible;
@@ -40,6 +41,7 @@ use tracing::{Instrument as _, debug, info, warn};
 
 pub use authorize::{Admission, Authorize, Caller};
 pub use connection::ConnectionInfo;
+pub use reflection::with_reflection;
 pub use services::Services;
 
 use crate::certificates::CertificateError;

@@ -13,7 +13,7 @@ use tonic::server::NamedService;
 use tower::Service;
 use tower::util::{BoxCloneSyncService, ServiceExt as _};
 
-type Handler = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+pub(super) type Handler = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 /// A set of gRPC services. tonic's own router would add a whole web framework for what is a map
 /// lookup.
@@ -41,8 +41,18 @@ impl Services {
             + 'static,
         S::Future: Send + 'static,
     {
-        Arc::make_mut(&mut self.by_name).insert(S::NAME, BoxCloneSyncService::new(service));
+        self.add(S::NAME, BoxCloneSyncService::new(service));
         self
+    }
+
+    /// The names of the services.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        self.by_name.keys().copied().collect()
+    }
+
+    /// Adds a service of this name.
+    pub(super) fn add(&mut self, name: &'static str, service: Handler) {
+        Arc::make_mut(&mut self.by_name).insert(name, service);
     }
 
     /// The service for a path such as `/hearth.v1.Management/GetNodes`.

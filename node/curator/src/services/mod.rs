@@ -14,7 +14,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use hearth_api::server::Services;
+use hearth_api::server::{Services, with_reflection};
 use hearth_api::v1::aaa_server::AaaServer;
 use hearth_api::v1::curator_local_server::CuratorLocalServer;
 use hearth_api::v1::curator_server::CuratorServer;
@@ -66,7 +66,7 @@ pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
                 .max_decoding_message_size(LARGEST_OPERATOR_REQUEST),
         )
         .with(health.max_decoding_message_size(LARGEST_STRANGER_REQUEST));
-    (HealthSwitch { reporter }, services)
+    (HealthSwitch { reporter }, with_reflection(services))
 }
 
 /// Reports this curator's health: it is serving while it is not stale.

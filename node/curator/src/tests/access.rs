@@ -22,7 +22,12 @@ use hearth_consensus::testing::Site;
 use hearth_host::pki;
 use http_body_util::{BodyExt as _, Full};
 use prost::Message as _;
+use prost_types::FileDescriptorProto;
 use tonic::Code;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tower::{Service as _, ServiceExt as _};
 
 use super::super::founding::{self, FoundingError};
@@ -393,6 +398,54 @@ async fn a_node_that_has_just_become_a_member_is_not_refused() {
         within_timeout("a watch", curator.watch(request))
             .await
             .unwrap();
+    }
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_are_told_the_services_and_their_messages() {
+    let world = World::new(quick()).await;
+    let owner = world.owner().await;
+    let ask = |request| {
+        let requests = futures::stream::iter([ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(request),
+        }]);
+        let mut client = ServerReflectionClient::new(world.channel(&Who::User(&owner)));
+        async move {
+            let answers = client.server_reflection_info(requests).await.unwrap();
+            let answer = answers.into_inner().message().await.unwrap().unwrap();
+            answer.message_response.unwrap()
+        }
+    };
+    let listed = ask(MessageRequest::ListServices(String::new())).await;
+    let MessageResponse::ListServicesResponse(listed) = listed else {
+        panic!("{listed:?}");
+    };
+    let mut names: Vec<_> = listed.service.into_iter().map(|s| s.name).collect();
+    names.sort();
+    let expected = ["Aaa", "Curator", "CuratorLocal", "Management"];
+    let expected = expected.map(|name| format!("hearth.v1.{name}"));
+    assert_eq!(names[0], "grpc.health.v1.Health");
+    assert_eq!(names[1..], expected);
+    let symbol = "hearth.v1.Management".to_owned();
+    let described = ask(MessageRequest::FileContainingSymbol(symbol)).await;
+    let MessageResponse::FileDescriptorResponse(described) = described else {
+        panic!("{described:?}");
+    };
+    let file = FileDescriptorProto::decode(&described.file_descriptor_proto[0][..]).unwrap();
+    assert_eq!(file.name(), "hearth/v1/management.proto");
+
+    for (who, code) in [
+        (Who::Nobody, Code::Unauthenticated),
+        (
+            Who::HolderOf(&SigningKey::generate()),
+            Code::Unauthenticated,
+        ),
+    ] {
+        let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+        let answer = call(&world.channel(&who), path, &[]).await;
+        assert_eq!(answer.0, code, "{}", answer.1);
     }
     world.stop().await;
 }
