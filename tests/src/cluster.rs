@@ -50,9 +50,6 @@ use crate::writer::Writer;
 use crate::{Outcome, TestCtx, bounds};
 use saved::Saved;
 
-/// Between two queries of a cluster: no subscription covers both nodes and consensus.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-
 /// A cluster, or machines that will form one.
 pub struct Cluster {
     // Before the network: without it, machines would log misleading errors.
@@ -142,7 +139,7 @@ impl Cluster {
             votes: true,
         };
         let all: Vec<Candidate> = self.members.iter().map(candidate).collect();
-        let complete = formation::complete(self.owner.once(), || all.clone(), LOOK_AGAIN);
+        let complete = formation::complete(self.owner.once(), || all.clone(), bounds::LOOK_AGAIN);
         let complete = tokio::time::timeout(bounds::FORMED, complete).await;
         complete.with_context(|| format!("no cluster of voters{}", self.tails()))?;
         Ok(())
@@ -324,7 +321,7 @@ impl Cluster {
                 if last[0].is_ok() && last.iter().all(|leader| *leader == last[0]) {
                     return anyhow::Ok(());
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(bounds::LOOK_AGAIN).await;
             }
         };
         let agreed = tokio::time::timeout(bounds::SETTLED, look).await;
@@ -340,7 +337,7 @@ impl Cluster {
             loop {
                 match self.leader().await {
                     Ok(leader) if leader != number => return leader,
-                    _ => tokio::time::sleep(LOOK_AGAIN).await,
+                    _ => tokio::time::sleep(bounds::LOOK_AGAIN).await,
                 }
             }
         };
@@ -416,7 +413,7 @@ impl Cluster {
                     Ok(cluster_status) if predicate(&cluster_status) => return cluster_status,
                     other => last = Some(other),
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(bounds::LOOK_AGAIN).await;
             }
         };
         match tokio::time::timeout(bound, look).await {

@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 /// Activities that need packages, as a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Needs(u8);
+pub(crate) struct Needs(u16);
 
 impl Needs {
     /// Compile the node.
@@ -52,12 +52,20 @@ impl Needs {
     pub(crate) const KUBERNETES: Needs = Needs(1 << 6);
     /// Boot machines with a TPM.
     pub(crate) const TPM: Needs = Needs(1 << 7);
+    /// Run the long tests.
+    const LONG_TESTS: Needs = Needs(1 << 8);
     /// Nothing.
     pub(crate) const NONE: Needs = Needs(0);
-    /// Everything except the benchmarks.
-    pub(crate) const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
-    pub(crate) const ALL: Needs = Needs(u8::MAX);
+    pub(crate) const ALL: Needs = Needs(u16::MAX);
+
+    /// Build images, boot them and run the tests.
+    pub(crate) fn of_tests(long: bool) -> Needs {
+        match long {
+            true => Needs(Needs::ALL.0 ^ Needs::BENCH.0),
+            false => Needs(Needs::ALL.0 ^ Needs::BENCH.0 ^ Needs::LONG_TESTS.0),
+        }
+    }
 
     fn meets(self, other: Needs) -> bool {
         self.0 & other.0 != 0
@@ -166,8 +174,10 @@ fn packages(series: &str) -> Vec<Package> {
         // The time service is tested with a real server.
         program("chrony", "chronyd", Needs::TEST),
         program("mmdebstrap", "mmdebstrap", Needs::TEST),
+        // Fetches the gRPC library that others use.
+        program("python3-pip", "pip3", Needs::LONG_TESTS),
         program("genimage", "genimage", Needs::BENCH),
-        program("openssl", "openssl", Needs::BENCH),
+        program("openssl", "openssl", Needs::TEST | Needs::BENCH),
         // What sealing is compared with, and the library by which they reach the emulator. tpm2-tools brings the other
         // libraries, which systemd-creds loads.
         program("clevis", "clevis", Needs::BENCH),

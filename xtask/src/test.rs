@@ -140,7 +140,7 @@ fn lints(ui: &Ui) -> Result<Report> {
 
 /// Compiles the tests and runs them.
 fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>) -> Result<()> {
-    setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
+    setup::ensure(ui, Needs::of_tests(args.long))?;
     // The unit tests of several crates run it.
     programs::etcd(ui)?;
     // Before the unit tests: those of Kubernetes' crate run its programs.

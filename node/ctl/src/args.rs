@@ -404,6 +404,16 @@ pub(crate) enum Owner {
         #[command(flatten)]
         output: Output,
     },
+    /// Write a key and a certificate for other gRPC clients
+    ///
+    /// Writes key.pem (ECDSA P-256), certificate.pem and ca.pem, with which a
+    /// client made from the .proto files acts as the owner. Each call creates a
+    /// new key. The certificate is valid as long as that of the context: see the
+    /// setting certificate_lifetime_seconds.
+    Certificate {
+        /// Directory for the files
+        directory: PathBuf,
+    },
     /// Answer the challenge that a node shows on its console
     ///
     /// A node that waits to be unlocked, or whose TPM does not open its sealed

@@ -44,6 +44,11 @@ impl Session {
         })
     }
 
+    /// The credentials of the context.
+    pub(crate) fn credentials(&self) -> &UserCredentials {
+        &self.credentials
+    }
+
     async fn channel(
         &self,
         global: &Global,
@@ -108,7 +113,7 @@ impl Session {
     }
 
     /// The curators on the command line, or those of the context.
-    fn curators(&self, global: &Global) -> Result<Vec<Endpoint>, Failure> {
+    pub(crate) fn curators(&self, global: &Global) -> Result<Vec<Endpoint>, Failure> {
         match &global.endpoints[..] {
             [] => self.context.endpoints(),
             given => Ok(given.to_vec()),

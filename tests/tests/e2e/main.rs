@@ -5,6 +5,7 @@
 
 mod boot;
 mod bootstrap_cuts;
+mod clients;
 mod clock;
 mod commands;
 mod conformance;

@@ -1,5 +1,6 @@
 //! `hearthctl owner`: creates and replaces the keys of an owner, and uses them without a cluster.
 
+mod certificate;
 mod replace;
 
 use std::fs;
@@ -47,6 +48,7 @@ pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> 
             };
             replace::run(global, request).await
         }
+        Owner::Certificate { directory } => certificate::run(global, &directory).await,
         Owner::Answer {
             recovery_key,
             challenge,
