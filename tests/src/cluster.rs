@@ -510,6 +510,16 @@ impl Cluster {
         Writer::start(self.owner.clone(), id).await
     }
 
+    /// Takes ownership once more: the owner gets a new certificate, from the first node.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub async fn log_in(&mut self) -> Outcome {
+        let owner = self.members[0].vm()?.owned().await?;
+        self.owner = owner.at(curators(&self.network).await?)?;
+        Ok(())
+    }
+
     /// Powers on all machines that are off at once, and waits until they are HOME: a cold start of a cluster needs a
     /// quorum of them.
     ///

@@ -5,6 +5,7 @@
 
 mod boot;
 mod bootstrap_cuts;
+mod certificates;
 mod clients;
 mod clock;
 mod commands;
