@@ -28,6 +28,7 @@ const PROMISES: &[(&str, Bound)] = &[
     ("curator.update_rate_ratio_etcd", Bound::AtLeast(0.5)),
     ("curator.read_rate_ratio_etcd", Bound::AtLeast(0.5)),
     ("curator.cached_read_ratio_etcd", Bound::AtLeast(2.0)),
+    ("curator.handshake_ratio_etcd", Bound::AtLeast(0.95)),
     ("curator.fanout_p99_seconds_1000", Bound::AtMost(1.0)),
     ("curator.fanout_p99_seconds_5000", Bound::AtMost(1.0)),
     ("curator.all_healthy_1000", Bound::AtLeast(1.0)),

@@ -15,7 +15,7 @@ use hearth_curator::state;
 use hearth_curator::testing::BOOT_ID;
 
 use crate::report;
-use crate::serve::{Budget, Served};
+use crate::serve::{Budget, Handshakes, Served};
 
 /// Duration of each measurement in each round.
 const SPAN: Duration = Duration::from_millis(1500);
@@ -28,6 +28,7 @@ struct Caller {
     curator: CuratorClient<Channel>,
     management: ManagementClient<Channel>,
     etcd: NamespacedClient,
+    handshakes: Handshakes,
     /// The revision of its node's record in the other etcd.
     revision: i64,
     count: u64,
@@ -46,6 +47,7 @@ impl Caller {
             curator: CuratorClient::new(channel.clone()),
             management: ManagementClient::new(channel),
             revision: etcd.write(write).await?,
+            handshakes: served.handshakes(node)?,
             etcd,
             count: 0,
         })
@@ -119,14 +121,18 @@ enum Way {
     Read,
     CachedRead,
     RawRead,
+    Handshake,
+    RawHandshake,
 }
 
-const WAYS: [(Way, &str); 5] = [
+const WAYS: [(Way, &str); 7] = [
     (Way::Update, "update"),
     (Way::RawUpdate, "update_etcd"),
     (Way::Read, "read"),
     (Way::RawRead, "read_etcd"),
     (Way::CachedRead, "cached_read"),
+    (Way::Handshake, "handshake"),
+    (Way::RawHandshake, "handshake_etcd"),
 ];
 
 /// Calls per second of these concurrent callers.
@@ -151,6 +157,8 @@ async fn one(caller: &mut Caller, way: Way) -> Result<()> {
         Way::Read => caller.read(false).await,
         Way::CachedRead => caller.read(true).await,
         Way::RawRead => caller.raw_read().await,
+        Way::Handshake => caller.handshakes.curator().await,
+        Way::RawHandshake => caller.handshakes.etcd().await,
     }
 }
 
@@ -166,12 +174,12 @@ pub(crate) async fn run(rounds: usize) -> Result<()> {
         }
         callers.push(caller);
     }
-    let mut ratios = [Vec::new(), Vec::new(), Vec::new()];
+    let mut ratios = [const { Vec::new() }; 4];
     let mut rates = vec![Vec::new(); CALLERS.len() * WAYS.len()];
     // The first round is a warm-up and is not counted.
     for round in 0..=rounds {
         eprintln!("round {round} of {rounds}");
-        let mut least = [f64::INFINITY; 3];
+        let mut least = [f64::INFINITY; 4];
         for (number, count) in CALLERS.into_iter().enumerate() {
             let mut found = [0.0; WAYS.len()];
             for (place, (way, _)) in WAYS.into_iter().enumerate() {
@@ -180,8 +188,21 @@ pub(crate) async fn run(rounds: usize) -> Result<()> {
                     rates[number * WAYS.len() + place].push(found[place]);
                 }
             }
-            let [update, raw_update, read, raw_read, cached] = found;
-            let against = [update / raw_update, read / raw_read, cached / raw_read];
+            let [
+                update,
+                raw_update,
+                read,
+                raw_read,
+                cached,
+                handshake,
+                raw_handshake,
+            ] = found;
+            let against = [
+                update / raw_update,
+                read / raw_read,
+                cached / raw_read,
+                handshake / raw_handshake,
+            ];
             for (least, ratio) in least.iter_mut().zip(against) {
                 *least = least.min(ratio);
             }
@@ -198,9 +219,10 @@ pub(crate) async fn run(rounds: usize) -> Result<()> {
             report(&format!("curator.{name}_rate_{count}"), "1/s", samples);
         }
     }
-    let [update, read, cached] = &ratios;
+    let [update, read, cached, handshake] = &ratios;
     report("curator.update_rate_ratio_etcd", "ratio", update);
     report("curator.read_rate_ratio_etcd", "ratio", read);
     report("curator.cached_read_ratio_etcd", "ratio", cached);
+    report("curator.handshake_ratio_etcd", "ratio", handshake);
     served.stop().await
 }

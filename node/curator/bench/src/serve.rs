@@ -195,6 +195,15 @@ impl Served {
         connection(self.curator, node)
     }
 
+    /// Connections of this node to both.
+    pub(crate) fn handshakes(&self, node: &NodeCredentials) -> Result<Handshakes> {
+        Ok(Handshakes {
+            config: client_config(node)?,
+            curator: self.curator,
+            etcd: self.etcd,
+        })
+    }
+
     /// Where the curator listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.curator
@@ -252,6 +261,35 @@ impl Served {
         ensure!(status.success(), "the server failed: {status}");
         Ok(())
     }
+}
+
+/// Connections of one node that end after the handshake.
+pub(crate) struct Handshakes {
+    config: Arc<ClientConfig>,
+    curator: SocketAddr,
+    etcd: SocketAddr,
+}
+
+impl Handshakes {
+    /// One with the curator.
+    pub(crate) async fn curator(&self) -> Result<()> {
+        handshake(&self.config, self.curator).await
+    }
+
+    /// One with the other etcd.
+    pub(crate) async fn etcd(&self) -> Result<()> {
+        handshake(&self.config, self.etcd).await
+    }
+}
+
+/// Until the server, too, has accepted the certificate: it sends its HTTP/2 settings then.
+async fn handshake(config: &Arc<ClientConfig>, server: SocketAddr) -> Result<()> {
+    let stream = TcpStream::connect(server).await?;
+    stream.set_nodelay(true)?;
+    let connector = TlsConnector::from(config.clone());
+    let mut stream = connector.connect(server.ip().into(), stream).await?;
+    stream.read_u8().await?;
+    Ok(())
 }
 
 fn client_config(node: &NodeCredentials) -> Result<Arc<ClientConfig>> {
