@@ -8,6 +8,9 @@ mod devices;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 pub use crate::command_line::CommandLine;
 
@@ -127,13 +130,34 @@ pub enum OnReset {
 }
 
 /// The machine's clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Rtc {
     /// The host's time.
     #[default]
     Host,
     /// Starts at this date in UTC, `2038-01-19T03:14:00`, and runs from there.
     From(String),
+}
+
+/// The text is not a date.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {WANTED_DATE}, got {found:?}")]
+pub struct NotADate {
+    found: String,
+}
+
+impl FromStr for Rtc {
+    type Err = NotADate;
+
+    fn from_str(text: &str) -> Result<Self, NotADate> {
+        match is_date(text) {
+            true => Ok(Self::From(text.to_owned())),
+            false => Err(NotADate {
+                found: text.to_owned(),
+            }),
+        }
+    }
 }
 
 /// The TPM's interface to the guest.
@@ -261,7 +285,7 @@ impl Machine {
         if let Rtc::From(date) = &self.rtc
             && !is_date(date)
         {
-            return refuse("rtc", date, "a date such as 2038-01-19T03:14:00");
+            return refuse("rtc", date, WANTED_DATE);
         }
         let mut names: Vec<&Name> = self.fw_cfg.iter().map(|item| &item.name).collect();
         names.sort_unstable_by_key(|name| name.as_str());
@@ -474,6 +498,8 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// Checks the form `2038-01-19T03:14:00`; QEMU checks the rest.
+const WANTED_DATE: &str = "a date such as 2038-01-19T03:14:00";
+
 fn is_date(text: &str) -> bool {
     let form = b"dddd-dd-ddTdd:dd:dd";
     text.len() == form.len()

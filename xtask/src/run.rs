@@ -25,6 +25,7 @@ use hearth_lab::record::{self, Artifacts, ClusterRecord, Conflict, MachineConfig
 use hearth_lab::session::Session;
 use hearth_lab::state::State;
 use hearth_qemu::accel::{self, Chosen};
+use hearth_qemu::command::Rtc;
 use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::Lifetime;
@@ -109,6 +110,10 @@ pub(crate) struct Args {
     /// Kind of each node's network card
     #[arg(long, value_name = "CARD", default_value_t = Card::Virtio, value_parser = cards())]
     card: Card,
+    /// Date and time of each node's hardware clock when it is powered on, in UTC, such as 2038-01-19T03:14:00 [default: the
+    /// host's]
+    #[arg(long, value_name = "DATE")]
+    clock: Option<Rtc>,
     /// Give each node a TPM 2.0 (swtpm), into which the firmware measures what it boots; a cluster keeps it
     #[arg(long)]
     tpm: bool,
@@ -281,6 +286,7 @@ impl Args {
             accel: self.accel.to_string(),
             disk_bus: self.disk_bus,
             card: self.card,
+            clock: self.clock.clone().unwrap_or_default(),
             tpm,
             kubernetes,
             bundle: self

@@ -148,6 +148,7 @@ impl Blueprint {
             card,
             // Whoever asks for a machine without virtio gets none: its random numbers come from the CPU.
             rng: disk_bus.is_virtio() || card.is_virtio(),
+            rtc: self.config.clock.clone(),
             cpus: self.config.cpus,
             memory_mib: self.config.memory_mib,
             boot: self.artifacts.boot(self.config.direct)?,

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use hearth_api::v1;
+use hearth_qemu::command::Rtc;
 use hearth_qemu::hardware::{Card, DiskBus};
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +140,9 @@ pub struct MachineConfig {
     /// The kind of their network cards.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub card: Card,
+    /// Their hardware clocks when they are powered on.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub clock: Rtc,
     /// Whether they have a TPM.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub tpm: bool,
@@ -436,6 +440,7 @@ mod tests {
         let config = record.config.as_mut().unwrap();
         (config.disk_bus, config.card) = (DiskBus::Nvme, Card::E1000e);
         config.tpm = true;
+        config.clock = "2060-01-01T00:00:00".parse().unwrap();
         let json = record.to_json().unwrap();
         assert!(json.contains("\"tpm\": true"), "{json}");
         assert!(json.contains("\"disk_bus\": \"nvme\""), "{json}");
