@@ -54,14 +54,18 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     }
 }
 
-/// Saves each new leaf; only returns errors.
+/// Saves each new leaf, also one that was renewed before this began; only returns errors. Where the
+/// credentials have been wiped, nothing is saved.
 async fn save(files: &KeyFiles, own: &OwnCertificate) -> Outcome {
     let mut changes = own.changes();
     loop {
+        let (saved, current) = (credentials::load(files)?, own.certificate());
+        if saved.is_some_and(|saved| saved.certificate != current) {
+            credentials::save_certificate(files, &current)?;
+            let not_after = own.not_after().as_secs();
+            tracing::info!(not_after, "renewed certificates");
+        }
         changes.changed().await?;
-        credentials::save_certificate(files, &own.certificate())?;
-        let not_after = own.not_after().as_secs();
-        tracing::info!(not_after, "renewed certificates");
     }
 }
 

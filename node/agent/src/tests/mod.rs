@@ -2,6 +2,7 @@
 //! is a scripted curator, and the disk is a temporary directory.
 
 mod addresses;
+mod certificates;
 mod heartbeat;
 mod hosts;
 mod membership;
