@@ -100,6 +100,6 @@ mod tests {
             over_budget(&records),
             ["size.uki_bytes is 27000001, expected ≤ 27000000"]
         );
-        assert!(table(&records).contains("     9000000  size.init_bytes  ≤ 10850000\n"));
+        assert!(table(&records).contains("     9000000  size.init_bytes  ≤ 10950000\n"));
     }
 }
