@@ -385,8 +385,7 @@ impl Shared {
     /// Between half of the interval and one and a half of it, so that clients that started together
     /// do not stay in step.
     fn until_next_look(&self) -> Duration {
-        let random = RandomState::new().hash_one(0_u8) % 1000;
-        let factor = 500 + u32::try_from(random).unwrap_or_default();
+        let factor = 500 + below_a_thousand();
         self.options.rebalance * factor / 1000
     }
 
@@ -479,6 +478,12 @@ impl Shared {
         state.list.failed(&line.endpoint, Instant::now());
         state.current.take_if(|current| Arc::ptr_eq(current, line));
     }
+}
+
+/// A random number, by which clients that began together come apart.
+fn below_a_thousand() -> u32 {
+    let random = RandomState::new().hash_one(0_u8) % 1000;
+    u32::try_from(random).unwrap_or_default()
 }
 
 /// Limits the duration of a whole call: `DeadlineExceeded` if it takes longer.

@@ -1,6 +1,5 @@
 //! One connection to one endpoint.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +20,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::list::Servers;
-use super::{AttemptError, Endpoint, Options};
+use super::{AttemptError, Endpoint, Options, below_a_thousand};
 use crate::certificates;
 use crate::identity::Identity;
 use crate::lifetime::End;
@@ -127,9 +126,7 @@ fn renewal(not_after: Option<UnixTime>, now: UnixTime, instant: Instant) -> Inst
     const LONGEST: u64 = 366 * 24 * 3600;
     let left = not_after.map_or(LONGEST, |end| end.as_secs().saturating_sub(now.as_secs()));
     let left = Duration::from_secs(left.min(LONGEST));
-    let random = RandomState::new().hash_one(0_u8) % 1000;
-    let factor = 2000 + u32::try_from(random).unwrap_or_default();
-    instant + left / 4000 * factor
+    instant + left / 4000 * (2000 + below_a_thousand())
 }
 
 /// TCP and TLS handshake.
