@@ -402,6 +402,16 @@ fn check_recorded(recorded: Option<&RecordedSettings>) -> Result<(), Status> {
     Ok(())
 }
 
+/// Validates a text of a node that is shown to operators; the error is what was expected.
+fn check_text(text: &str) -> Result<(), String> {
+    match text.len() > LONGEST_CONDITION || text.chars().any(char::is_control) {
+        true => Err(format!(
+            "expected at most {LONGEST_CONDITION} bytes without control characters"
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Validates what a node says about its clock, which is shown to operators and stored for every node.
 fn check_time(time: Option<&TimeStatus>) -> Result<(), Status> {
     let Some(time) = time else {
@@ -418,15 +428,9 @@ fn check_time(time: Option<&TimeStatus>) -> Result<(), Status> {
         let why = format!("expected at most {MOST_TIME_SOURCES}, got {found}");
         return Err(wrong("servers", why));
     }
-    let is_short =
-        |text: &str| text.len() <= LONGEST_CONDITION && !text.chars().any(char::is_control);
     let texts = time.servers.iter().map(|server| ("servers", server));
     for (field, text) in texts.chain([("problem", &time.problem)]) {
-        if !is_short(text) {
-            let why =
-                format!("expected at most {LONGEST_CONDITION} bytes without control characters");
-            return Err(wrong(field, why));
-        }
+        check_text(text).map_err(|why| wrong(field, why))?;
     }
     Ok(())
 }
@@ -455,12 +459,8 @@ fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
         if !condition.reason.is_empty() && !is_camel_case(&condition.reason) {
             return wrong(".reason", format!("expected nothing, or {CAMEL_CASE}"));
         }
-        let message = &condition.message;
-        if message.len() > LONGEST_CONDITION || message.chars().any(char::is_control) {
-            return wrong(
-                ".message",
-                format!("expected at most {LONGEST_CONDITION} bytes without control characters"),
-            );
+        if let Err(why) = check_text(&condition.message) {
+            return wrong(".message", why);
         }
     }
     Ok(())
