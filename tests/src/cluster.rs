@@ -32,10 +32,10 @@ use futures::future::try_join_all;
 use hearth_api::client::Endpoint;
 use hearth_api::console::Milestone;
 use hearth_api::names;
-use hearth_api::operator::{self, ClusterStatus};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
 use hearth_lab::formation::{self, Candidate, is_well};
 use hearth_lab::machines;
+use hearth_operator::ClusterStatus;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::switch::{Network, NetworkOptions};
 use hearth_qemu::vm::Lifetime;
@@ -631,7 +631,7 @@ impl Member {
 
     /// A selector for calls about it.
     pub fn selector(&self) -> NodeSelector {
-        operator::by_id(&self.id)
+        hearth_operator::by_id(&self.id)
     }
 
     /// The machine, which must be powered on.

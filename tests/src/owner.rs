@@ -7,7 +7,6 @@ use anyhow::{Context, ensure};
 use futures::StreamExt;
 use hearth_api::client::{self, Endpoint, within};
 use hearth_api::identity::UserCredentials;
-use hearth_api::operator::{self, ClusterStatus};
 use hearth_api::tls::TlsError;
 use hearth_api::v1::{
     self, GetClusterInfoResponse, NodeParameters, StorageSecurityPolicy, WatchRequest,
@@ -15,6 +14,7 @@ use hearth_api::v1::{
 use hearth_lab::Owner;
 use hearth_lab::formation::is_well;
 use hearth_lab::owner::with_storage;
+use hearth_operator::ClusterStatus;
 use tonic::Status;
 
 use crate::bounds;
@@ -30,7 +30,7 @@ pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
 
 /// An owner with a certificate, who repeats calls while a curator has no contact with consensus.
 #[derive(Clone)]
-pub struct Operator(operator::Operator);
+pub struct Operator(hearth_operator::Operator);
 
 impl Operator {
     /// First contact, then a certificate for the owner key.
@@ -51,7 +51,7 @@ impl Operator {
     }
 
     /// The calls without repetition.
-    pub fn once(&self) -> &operator::Operator {
+    pub fn once(&self) -> &hearth_operator::Operator {
         &self.0
     }
 

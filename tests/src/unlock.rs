@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, ensure};
 use hearth_api::names;
 use hearth_api::tls::wall_clock;
-use hearth_api::unlock::{Keys, Outcome, Scope, Search, unlock};
+use hearth_operator::unlock::{Keys, Outcome, Scope, Search, unlock};
 
 use crate::bounds;
 use crate::node::Running;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::client::within;
-use hearth_api::operator::by_id;
 use hearth_api::v1::{Label, UpdateNodeLabelsRequest};
+use hearth_operator::by_id;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};

@@ -48,6 +48,7 @@ use tonic::Status;
 
 pub use channel::Channel;
 pub use endpoint::{Endpoint, EndpointError};
+pub use line::connect_plain;
 pub use list::Endpoints;
 pub use retry::retry_unavailable;
 
@@ -55,8 +56,6 @@ use crate::certificates::CertificateError;
 use crate::tls::{self, Clock, OwnCertificate};
 use line::Line;
 pub(crate) use line::connect_one;
-#[cfg(any(test, feature = "operator"))]
-pub(crate) use line::connect_plain;
 use list::List;
 
 /// The next endpoint is tried after this time if the earlier ones have not answered.

@@ -14,9 +14,9 @@ use std::time::Duration;
 use ring::hmac;
 use tonic::Status;
 
-use crate::certificates::{CertificateError, ClusterCa};
+use crate::certificates::{self, CertificateError, ClusterCa};
 use crate::client::{self, AttemptError, Endpoint};
-use crate::identity::{FirstContactSecret, Subject, random_bytes};
+use crate::identity::{FirstContactSecret, Identity, Subject, random_bytes};
 use crate::tls::{self, Clock, TlsError};
 use crate::v1::curator_local_client::CuratorLocalClient;
 use crate::v1::{GetCaCertificateRequest, GetCaCertificateResponse};
@@ -171,6 +171,18 @@ pub async fn fetch_ca(
             found: leaf.identity,
         })),
     }
+}
+
+/// Whom the server at an address claims to be: the identity in the certificate that it presents,
+/// which no CA has verified. Sends no request. `None` if no server presents a certificate of ours.
+pub async fn claimed_identity(
+    endpoint: &Endpoint,
+    timeout: Duration,
+    clock: Clock,
+) -> Option<Identity> {
+    let (config, presented) = tls::first_contact_client_config(clock).ok()?;
+    let _connection = client::connect_one(endpoint, config, timeout).await.ok()?;
+    certificates::identity(presented.certificate()?).ok()
 }
 
 #[cfg(test)]

@@ -26,8 +26,6 @@ pub mod identity;
 pub mod labels;
 mod lifetime;
 pub mod names;
-#[cfg(any(test, feature = "operator"))]
-pub mod operator;
 pub mod owner;
 pub mod ownership;
 pub mod permissions;
@@ -45,8 +43,6 @@ pub mod testing;
 pub mod time_server;
 pub mod tls;
 pub mod transport;
-#[cfg(any(test, feature = "operator"))]
-pub mod unlock;
 
 /// The code generated from the proto files. The nesting follows the package names, by which the
 /// generated modules refer to each other.

@@ -266,8 +266,8 @@ pub fn possession_client_config(
 }
 
 /// TLS configuration of a client that does not know the CA yet: it accepts any server, but keeps
-/// the presented certificate, to be verified as soon as the CA is known. For one connection: for
-/// [`crate::first_contact`], and for a look at who serves at an address, without any request.
+/// the presented certificate, to be verified as soon as the CA is known. For one connection, of
+/// [`crate::first_contact`].
 pub(crate) fn first_contact_client_config(
     clock: Clock,
 ) -> Result<(Arc<ClientConfig>, Presented), TlsError> {

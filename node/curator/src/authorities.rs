@@ -5,6 +5,7 @@
 //! another time than is meant.
 
 use hearth_api::private::StoredAuthority;
+use hearth_cluster::state;
 use hearth_consensus::kubernetes_authorities::{self, AuthoritiesError};
 use hearth_host::pki::Authority;
 use hearth_host::pki::kubernetes::Authorities;
@@ -13,7 +14,6 @@ use tonic::Status;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::core::Core;
-use super::state;
 use super::status::unavailable;
 
 /// The authority that signs certificates of nodes and users.

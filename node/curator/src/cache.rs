@@ -28,12 +28,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_cluster::state::{self, RecordError};
 use hearth_consensus::{Change, Lease, Listing, NamespacedClient};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, sleep_until};
 
 use self::contents::Contents;
-use super::state::{self, RecordError};
 
 pub use leading::{Leader, Leadership};
 pub use lookups::NotMember;

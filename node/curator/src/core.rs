@@ -10,6 +10,8 @@ use hearth_api::server::{Admission, Caller};
 use hearth_api::tls::{self, Clock, PeerCertificate};
 use hearth_api::v1::Node;
 use hearth_base::event::Value;
+use hearth_cluster::decisions::{FoundNode, Versioned};
+use hearth_cluster::state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError};
 use hearth_consensus::fenced::{Write, WriteError};
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness, Record};
 use hearth_host::handover::{TimeProblem, TimeStatus};
@@ -22,11 +24,9 @@ use zeroize::Zeroizing;
 use super::Timing;
 use super::budget::Budgets;
 use super::cache::Cache;
-use super::decisions::{FoundNode, Versioned};
 use super::liveness::HeartbeatTracker;
 use super::pace::Pace;
 use super::reads::ReadIndex;
-use super::state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError};
 use super::status::{unavailable, unusable};
 
 /// How often a decision is attempted when its records change concurrently. Each conflict means

@@ -12,6 +12,7 @@ use hearth_api::private::{StoredAuthority, StoredCluster, StoredNode};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::settings;
 use hearth_api::v1::NodeState;
+use hearth_cluster::state::{self, ClusterRecord, NodeRecord, RecordError};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, NamespacedClient};
 use hearth_host::failpoint;
@@ -21,7 +22,6 @@ use prost::Message as _;
 use zeroize::Zeroize as _;
 
 use super::leaves;
-use super::state::{self, ClusterRecord, NodeRecord, RecordError};
 
 /// Why a cluster could not be bootstrapped, by the step that failed.
 #[derive(Debug, thiserror::Error)]

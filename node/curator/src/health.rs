@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::{NodeHealth, NodeState};
+use hearth_cluster::messages::{name, seconds};
 use tokio::time::Instant;
 
 /// The liveness of a node.
@@ -123,17 +124,6 @@ pub fn judge(
             ),
         ),
     }
-}
-
-/// The name of a state without the prefix of the enum.
-pub fn name(state: NodeState) -> &'static str {
-    let name = state.as_str_name();
-    name.strip_prefix("NODE_STATE_").unwrap_or(name)
-}
-
-/// A duration in seconds, as messages state it.
-pub fn seconds(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 10.0).round() / 10.0
 }
 
 #[cfg(test)]

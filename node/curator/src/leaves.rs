@@ -16,12 +16,12 @@ use hearth_api::identity::{NodeId, P256PublicKey, PublicKey, UserName};
 use hearth_api::names::CURATOR_NAME;
 use hearth_api::tls::{self, CertificateDer, OwnCertificate};
 use hearth_api::v1::ClusterConfiguration;
+use hearth_cluster::state::ClusterRecord;
 use hearth_host::pki::{Authority, Holder, PkiError};
 use tonic::Status;
 
 use crate::authorities;
 use crate::core::Core;
-use crate::state::ClusterRecord;
 
 /// How often the clock is compared with the end of the own leaf: it may be set at any time.
 const LOOK: Duration = Duration::from_secs(5);

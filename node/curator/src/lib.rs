@@ -4,13 +4,12 @@
 //! time, and a client can send each call to any of them. A write is one fenced transaction
 //! ([`hearth_consensus::fenced`]). Reads are served from a [`cache`] that is fed by one watch and
 //! is as recent as each call requires ([`reads`]). One of the curators is the leader, but only to
-//! do background work.
+//! do background work. The records, and the rules by which requests change them, are in
+//! `hearth-cluster`.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`founding`] | writes the records of a new cluster |
-//! | [`state`] | the records and their keys |
-//! | [`decisions`] | the rules for requests about nodes, as pure functions |
 //! | [`budget`] | what a single node may cost all others |
 //! | [`authorities`] | loads certificate authorities for signing |
 //! | [`leaves`] | issues the certificates of nodes and users, and renews its own |
@@ -45,7 +44,6 @@ pub mod authorities;
 pub mod budget;
 pub mod cache;
 pub mod core;
-pub mod decisions;
 pub mod founding;
 pub mod health;
 pub mod leaves;
@@ -54,7 +52,6 @@ pub mod membership;
 pub mod pace;
 pub mod reads;
 pub mod services;
-pub mod state;
 pub mod status;
 pub mod streams;
 
@@ -69,6 +66,7 @@ use hearth_api::server::{Limits, ServeError, Server, Transport};
 use hearth_api::tls::{OwnCertificate, TlsError};
 use hearth_base::event;
 use hearth_base::supervisor::{Context, Outcome};
+use hearth_cluster::state::RecordError;
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use hearth_host::handover::TimeStatus;
 use tokio::net::TcpListener;
@@ -176,7 +174,7 @@ pub enum CuratorError {
     Serve(#[from] ServeError),
     /// A record was written by a newer image.
     #[error(transparent)]
-    Record(#[from] state::RecordError),
+    Record(#[from] RecordError),
 }
 
 /// Runs a curator until it is cancelled. The port is published when the curator can answer calls:

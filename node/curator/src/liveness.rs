@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::NodeState;
+use hearth_cluster::state::{self, LivenessRecord};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, Lease, NamespacedClient};
 use tokio::sync::watch;
@@ -33,7 +34,6 @@ use tonic::Status;
 use super::budget::Budgets;
 use super::cache::Cache;
 use super::reads::ReadIndex;
-use super::state::{self, LivenessRecord};
 use super::status::unavailable;
 
 /// Delay after a failed step.

@@ -24,6 +24,7 @@ use hearth_api::v1::{
     ConsensusMemberStatus, ConsensusStore, GetConsensusStatusResponse, MembershipChange,
     consensus_member_status,
 };
+use hearth_cluster::state::{self, Wanted};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::{Alarm, MemberId, QUOTA};
 use tokio::time::{Instant, sleep, timeout};
@@ -33,7 +34,6 @@ use self::plan::{Learner, Step, View};
 use self::steps::StepError;
 use super::cache::Leadership;
 use super::core::Core;
-use super::state::{self, Wanted};
 use super::status::unavailable;
 
 /// Reconciliation interval while a change is pending, if no record changes.

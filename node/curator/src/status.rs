@@ -1,10 +1,9 @@
 //! gRPC statuses of errors that the caller did not cause, in one place, so that all methods return
 //! the same.
 
+use hearth_cluster::state::RecordError;
 use hearth_consensus::ConsensusError;
 use tonic::Status;
-
-use super::state::RecordError;
 
 /// The status for a call that failed because of etcd. Logs the error.
 pub fn unavailable(error: &ConsensusError) -> Status {

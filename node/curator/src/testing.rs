@@ -25,6 +25,7 @@ use hearth_api::v1::{
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
 use hearth_base::testing::{BOUND, within_timeout};
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, NamespacedClient, PeerReadiness, RootClient};
@@ -36,7 +37,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::budget::{self, Rate};
-use super::{Config, Timing, founding, run, state};
+use super::{Config, Timing, founding, run};
 
 pub const BOOT_ID: &str = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 

@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hearth_api::operator::OwnershipError;
 use hearth_api::owner::OwnerFileError;
-use hearth_api::unlock::MixedClusters;
+use hearth_operator::OwnershipError;
+use hearth_operator::unlock::MixedClusters;
 use hearth_qemu::accel::AccelError;
 use hearth_qemu::cluster::{AttachError, ClusterError};
 use hearth_qemu::disk::DiskError;

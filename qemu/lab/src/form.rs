@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use hearth_api::operator::Operator;
 use hearth_api::v1;
+use hearth_operator::Operator;
 use tokio::time::Instant;
 
 use crate::events::Event;

@@ -8,8 +8,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use hearth_api::operator::{ClusterStatus, Operator};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
+use hearth_operator::{ClusterStatus, Operator};
 
 use crate::{LabError, Result};
 

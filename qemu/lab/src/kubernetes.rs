@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::names;
-use hearth_api::operator::Operator;
 use hearth_api::v1::{self, NodeState};
+use hearth_operator::Operator;
 use hearth_qemu::command::CommandLine;
 use serde_json::Value;
 

@@ -46,7 +46,7 @@ pub mod tool;
 pub mod unlock;
 pub mod watch;
 
-pub use hearth_api::operator::{ClusterStatus, Operator};
+pub use hearth_operator::{ClusterStatus, Operator};
 
 pub use error::{LabError, Result};
 pub use owner::Owner;

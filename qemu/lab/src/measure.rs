@@ -5,6 +5,7 @@
 //! The owner makes calls from this process and not through hearthctl: the clock runs until the answer arrives, and the
 //! time to start a program on the host is not part of a boot.
 
+pub mod boots;
 pub mod cluster;
 pub mod kubernetes;
 pub mod records;

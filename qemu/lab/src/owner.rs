@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use hearth_api::client::{Endpoint, Options};
 use hearth_api::identity::{FirstContactSecret, OwnerKey};
-use hearth_api::operator::{self, Operator, OwnershipError};
 use hearth_api::owner::{self, OwnerFiles};
 use hearth_api::recovery::RecoveryKey;
-use hearth_api::unlock::Keys;
+use hearth_api::v1::node_parameters::Cluster;
 use hearth_api::v1::{self, StorageSecurityPolicy};
+use hearth_operator::unlock::Keys;
+use hearth_operator::{Operator, OwnershipError};
 
 use crate::{LabError, Result};
 
@@ -77,11 +78,11 @@ impl Owner {
         let recovery = self.recovery.as_ref().filter(|_| is_encrypted);
         let recipient = recovery.map(|key| key.recipient().as_bytes().to_vec());
         let key = self.key.public();
-        v1::ClusterBootstrap {
+        let bootstrap = v1::ClusterBootstrap {
             recovery_recipient: recipient.unwrap_or_default(),
-            ..operator::cluster_bootstrap(&key, &self.secret, configuration)
-        }
-        .into()
+            ..hearth_operator::cluster_bootstrap(&key, &self.secret, configuration)
+        };
+        hearth_operator::parameters(Cluster::ClusterBootstrap(bootstrap))
     }
 
     /// The keys that unlock this owner's nodes.

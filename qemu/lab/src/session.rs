@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::client::Endpoint;
-use hearth_api::operator::{ClusterStatus, Operator};
 use hearth_api::v1::NodeState;
+use hearth_operator::{ClusterStatus, Operator};
 use hearth_qemu::cluster;
 
 use crate::events::{Event, Observer};

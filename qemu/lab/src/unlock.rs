@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use hearth_api::client::Endpoint;
 use hearth_api::identity::NodeId;
 use hearth_api::tls::wall_clock;
-use hearth_api::unlock::{Keys, Outcome, Scope, Search, UnlockError, unlock};
+use hearth_operator::unlock::{Keys, Outcome, Scope, Search, UnlockError, unlock};
 use hearth_qemu::cluster;
 
 use crate::Result;

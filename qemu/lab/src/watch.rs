@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use hearth_api::operator::{ClusterStatus, Operator};
+use hearth_operator::{ClusterStatus, Operator};
 use hearth_qemu::switch::NetworkError;
 use hearth_qemu::vm::Cause;
 

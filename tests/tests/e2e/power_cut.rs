@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, ensure};
 use hearth_api::console::{Milestone, Report};
-use hearth_api::operator::ClusterStatus;
 use hearth_api::v1::{self, NodeJoin, RebootRequest, StorageSecurityPolicy};
+use hearth_operator::ClusterStatus;
 use hearth_tests::node::Running;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
 

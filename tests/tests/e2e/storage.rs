@@ -6,10 +6,10 @@ use anyhow::{Context, ensure};
 use hearth_api::identity::ClusterId;
 use hearth_api::ownership::Replacement;
 use hearth_api::recovery::console::{BEGIN, ConsoleChallenge};
-use hearth_api::unlock::{Keys, UnlockError};
 use hearth_api::v1::{self, StorageSecurity, StorageSecurityPolicy};
 use hearth_lab::Owner;
 use hearth_lab::record::Storage;
+use hearth_operator::unlock::{Keys, UnlockError};
 use hearth_tests::node::{Node, Running};
 use hearth_tests::{Operator, Outcome, TestCtx, here};
 

@@ -21,8 +21,9 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-host", "api base sys", ""),
     ("hearth-agent", "api base host sys", ""),
     ("hearth-consensus", "api base host sys", ""),
-    ("hearth-curator", "api base consensus host sys", ""),
-    ("hearth-curator-bench", "api consensus curator", ""),
+    ("hearth-cluster", "api consensus host sys", ""),
+    ("hearth-curator", "api base cluster consensus host sys", ""),
+    ("hearth-curator-bench", "api cluster consensus curator", ""),
     // A machine registers with a real curator.
     ("hearth-enrolment", "api base host sys tpm", "curator"),
     ("hearth-kubernetes-api", "api base", ""),
@@ -30,8 +31,9 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-network-policy", "api kubernetes-api sys", ""),
     // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
-    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),
-    ("hearth-ctl", "api", ""),
+    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster"),
+    ("hearth-operator", "api", ""),
+    ("hearth-ctl", "api operator", ""),
     ("hearth-image", "tpm", ""),
     ("hearth-build", "", ""),
     ("hearth-programs", "build", ""),
@@ -40,14 +42,15 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-kernel", "build", "qemu"),
     ("hearth-extension", "api build image", ""),
     ("hearth-firmware", "build", ""),
+    ("hearth-image-bench", "build image", ""),
     ("hearth-process", "", ""),
     ("hearth-switch", "process", ""),
     ("hearth-qemu", "api process switch", ""),
-    ("hearth-lab", "api qemu", ""),
-    ("hearth-tests", "api lab qemu", ""),
+    ("hearth-lab", "api operator qemu", ""),
+    ("hearth-tests", "api lab operator qemu", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
-    ("xtask", "api build bundle extension firmware image kernel lab programs qemu runner tidy tpm", ""),
+    ("xtask", "api build bundle extension firmware image image-bench kernel lab programs qemu runner tidy tpm", ""),
 ];
 
 /// Our crates.

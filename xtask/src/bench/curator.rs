@@ -7,7 +7,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::lines::take_in;
 use super::{Records, ratio};
 use crate::command::Cmd;
 use crate::image::build_curator_host;
@@ -35,13 +34,13 @@ pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Re
     let rates = Cmd::new(&program)
         .args(["rates", &rounds])
         .env("TMPDIR", &folder);
-    take_in(&rates.output(ui)?, records)?;
+    records.take_in(&rates.output(ui)?)?;
     task.step();
     task.now("a hostile node");
     let hostile = Cmd::new(&program)
         .args(["hostile", &rounds])
         .env("TMPDIR", &folder);
-    take_in(&hostile.output(ui)?, records)?;
+    records.take_in(&hostile.output(ui)?)?;
     task.step();
     let mut cpu = Vec::new();
     for nodes in CROWDS {
@@ -50,7 +49,7 @@ pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Re
         if Path::new(MEMORY).is_dir() {
             crowd = crowd.env("TMPDIR", MEMORY);
         }
-        let lines = take_in(&crowd.output(ui)?, records)?;
+        let lines = records.take_in(&crowd.output(ui)?)?;
         let name = format!("curator.cpu_{nodes}");
         let line = lines.into_iter().find(|line| line.name == name);
         cpu.push(line.with_context(|| format!("no {name}"))?.samples);

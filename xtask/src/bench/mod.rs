@@ -9,7 +9,6 @@ mod cluster;
 mod curator;
 mod image;
 mod kubernetes;
-mod lines;
 mod storage;
 
 use std::path::PathBuf;

@@ -13,7 +13,6 @@ use hearth_lab::measure::cluster::Progress;
 use hearth_lab::measure::storage::{Disks, Subject, Times};
 use hearth_qemu::accel;
 
-use super::lines::take_in;
 use super::{Records, ratio, until_interrupted};
 use crate::command::Cmd;
 use crate::image::{self, Artifacts, build_seal_bench};
@@ -41,7 +40,7 @@ fn sealing(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
     let program = build_seal_bench(ui, &target::folder("bench")?.join("seal-bench"))?;
     let task = ui.task("measuring sealing");
     let compare = Cmd::new(&program).args(["compare", &rounds.to_string()]);
-    take_in(&compare.output(ui)?, records)?;
+    records.take_in(&compare.output(ui)?)?;
     task.done();
     Ok(())
 }

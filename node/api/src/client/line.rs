@@ -230,11 +230,7 @@ pub(crate) async fn connect_one(
 }
 
 /// The same without TLS: for a node that has no certificate yet.
-#[cfg(any(test, feature = "operator"))]
-pub(crate) async fn connect_plain(
-    endpoint: &Endpoint,
-    bound: Duration,
-) -> Result<Channel, AttemptError> {
+pub async fn connect_plain(endpoint: &Endpoint, bound: Duration) -> Result<Channel, AttemptError> {
     let connecting = async { over(tcp(endpoint).await?, super::KEEP_ALIVE).await };
     timeout(bound, connecting)
         .await

@@ -10,11 +10,11 @@ use std::path::Path;
 use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
-use hearth_api::operator::{Operator, OwnershipError};
 use hearth_api::owner;
-use hearth_api::unlock::Scope;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
+use hearth_operator::unlock::Scope;
+use hearth_operator::{Operator, OwnershipError};
 
 use super::{print, print_json};
 use crate::args::{Cluster, Format, Global};

@@ -7,7 +7,6 @@ mod wait;
 mod watch;
 
 use hearth_api::client::{Channel, within};
-use hearth_api::operator;
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
 
@@ -45,7 +44,7 @@ async fn list(global: &Global, form: Format) -> Result<(), Failure> {
 /// Fetches all nodes.
 async fn all(global: &Global, channel: &Channel) -> Result<Vec<hearth_api::v1::Node>, Failure> {
     let management = ManagementClient::new(channel.clone());
-    let call = operator::nodes(management, GetNodesRequest::default());
+    let call = hearth_operator::nodes(management, GetNodesRequest::default());
     let nodes = within(global.timeout, call).await;
     nodes.map_err(|status| Failure::call("list the nodes", status))
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use hearth_api::identity::ClusterId;
-use hearth_api::unlock::{NodeState, Outcome};
 use hearth_api::v1::{self, NodeHealth};
+use hearth_operator::unlock::{NodeState, Outcome};
 use serde::Serialize;
 
 use crate::table::{Table, printable};
@@ -64,7 +64,7 @@ struct Node {
 impl Unlocking {
     /// After an attempt.
     pub(crate) fn new(cluster: ClusterId, outcome: &Outcome, answer: Option<Answers>) -> Self {
-        let node = |(id, node): (&_, &hearth_api::unlock::Node)| Node {
+        let node = |(id, node): (&_, &hearth_operator::unlock::Node)| Node {
             id: ToString::to_string(id),
             address: node.endpoint.as_ref().map(ToString::to_string),
             state: node.state.word(),

@@ -9,9 +9,9 @@ use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{ClusterState, GetNodesRequest, NodeStatus, UpdateNodeStatusRequest};
+use hearth_cluster::state;
 use hearth_consensus::NamespacedClient;
 use hearth_consensus::fenced::{Condition, Write};
-use hearth_curator::state;
 use hearth_curator::testing::BOOT_ID;
 
 use crate::report;

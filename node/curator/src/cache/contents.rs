@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hearth_api::identity::NodeId;
 use hearth_api::v1::Node;
+use hearth_cluster::state::{Key, RecordError};
 use hearth_consensus::{Change, Lease, Listing, Record};
 use prost::Message as _;
 use tokio::time::Instant;
@@ -15,7 +16,6 @@ use super::presence::Presence;
 use super::records::{Applied, Records};
 use super::versions::Versions;
 use crate::health;
-use crate::state::{Key, RecordError};
 
 pub(super) struct Contents {
     pub records: Records,

@@ -6,13 +6,14 @@ use std::time::Duration;
 use hearth_api::identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName};
 use hearth_api::settings;
 use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus};
+use hearth_cluster::decisions::Versioned;
+use hearth_cluster::decisions::networking::Found;
+use hearth_cluster::messages::name;
+use hearth_cluster::state::{ClusterRecord, Intent, NodeRecord, Tombstone};
 use hearth_consensus::Lease;
 
 use super::Cache;
-use crate::decisions::Versioned;
-use crate::decisions::networking::Found;
-use crate::health::{self, Liveness};
-use crate::state::{ClusterRecord, Intent, NodeRecord, Tombstone};
+use crate::health::Liveness;
 
 /// Why a caller with a valid certificate is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -164,7 +165,7 @@ impl Cache {
             return Err(NotMember::OtherKey(subject()));
         }
         if state != NodeState::Up {
-            return Err(NotMember::NotUp(subject(), health::name(state)));
+            return Err(NotMember::NotUp(subject(), name(state)));
         }
         Ok(())
     }

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_cluster::state::{self, LivenessRecord, RecordError};
 use hearth_consensus::{Lease, Record};
 use tokio::time::Instant;
 
 use super::leading::Candidate;
 use super::records::{Applied, usable};
 use crate::health::Liveness;
-use crate::state::{self, LivenessRecord, RecordError};
 
 /// The liveness of one node.
 #[derive(Default)]

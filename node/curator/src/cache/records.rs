@@ -6,12 +6,11 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use hearth_api::identity::{MeshKey, NodeId, PublicKey, Ticket};
 use hearth_api::v1::{ClusterDirectory, NodeJoin, NodeState, NodeStatus, cluster_directory};
+use hearth_cluster::decisions::Versioned;
+use hearth_cluster::decisions::networking::Found;
+use hearth_cluster::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
 use hearth_consensus::Record;
 use hearth_host::networking::PodRange;
-
-use crate::decisions::Versioned;
-use crate::decisions::networking::Found;
-use crate::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
 
 /// What a change concerned: decides who is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -367,10 +366,10 @@ fn owner(record: &Record) -> Result<Option<Versioned<NodeId>>, RecordError> {
 mod tests {
     use hearth_api::identity::{MeshSecret, SigningKey};
     use hearth_api::private::{StoredCluster, StoredNode};
+    use hearth_cluster::state::Wanted;
     use prost::Message as _;
 
     use super::*;
-    use crate::state::Wanted;
 
     fn id() -> NodeId {
         NodeId::from_bytes([5; 16])

@@ -3,12 +3,12 @@ use std::collections::BTreeMap;
 use hearth_api::identity::{Identity, PublicKey, SigningKey, Ticket, UserName};
 use hearth_api::private::{StoredCluster, StoredNode};
 use hearth_api::v1::{Node, NodeHealth, NodeJoin, NodeState};
+use hearth_cluster::state::{Intent, LivenessRecord, Tombstone};
 use hearth_consensus::Record;
 use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::state::{Intent, LivenessRecord, Tombstone};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -100,7 +100,7 @@ fn a_newer_record_ends_it_and_a_spoilt_one_harms_its_own_node_only() {
 
 #[test]
 fn what_is_not_about_nodes_is_found_until_it_is_gone() {
-    use crate::state::Wanted;
+    use hearth_cluster::state::Wanted;
     let cache = cache();
     let (ticket, join_key) = (Ticket::from_bytes([7; 32]), key_of(9));
     let tombstone = Tombstone {

@@ -22,9 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use hearth_api::identity::NodeId;
+use hearth_cluster::state::{Intent, Wanted};
 use hearth_consensus::{Member, MemberId};
-
-use crate::state::{Intent, Wanted};
 
 /// The state from which a step is derived.
 #[derive(Clone, Debug)]

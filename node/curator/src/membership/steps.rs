@@ -4,6 +4,7 @@ use hearth_api::identity::NodeId;
 use hearth_api::private::StoredNode;
 use hearth_api::v1::NodeState;
 use hearth_api::v1::node_roles::ConsensusMember;
+use hearth_cluster::state::{self, Intent, NodeRecord, RecordError, Wanted};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, MemberId, Record};
 use hearth_host::failpoint;
@@ -15,7 +16,6 @@ use super::view::ViewError;
 use crate::cache::Leadership;
 use crate::core::Core;
 use crate::reads::Stale;
-use crate::state::{self, Intent, NodeRecord, RecordError, Wanted};
 
 /// Why a step was not executed, or may not have been.
 #[derive(Debug, thiserror::Error)]

@@ -8,12 +8,12 @@
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::{Node, NodeHealth, NodeState};
+use hearth_cluster::state::{self, Intent, RecordError};
 use hearth_consensus::{ConsensusError, MemberId};
 
 use super::plan::{Learner, NodeView, Progress, View};
 use crate::core::Core;
 use crate::reads::Stale;
-use crate::state::{self, Intent, RecordError};
 
 /// Why the state cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ use hearth_api::v1::{
     UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_sys::clock;
 use tonic::{Request, Response, Status, Streaming};
@@ -29,8 +30,8 @@ use super::networking;
 use super::request::{check_boot_id, parse_node_id};
 use crate::budget::Slot;
 use crate::core::Core;
+use crate::membership;
 use crate::status::unavailable;
-use crate::{membership, state};
 
 /// The oldest version of the heartbeat protocol that this curator supports.
 const HEARTBEAT_PROTOCOL: u32 = 1;

@@ -21,6 +21,13 @@ use hearth_api::v1::{
     join_node_response,
 };
 use hearth_api::{labels, proofs};
+use hearth_cluster::decisions::Rejection;
+use hearth_cluster::decisions::commit::{self, Commit, Committed};
+use hearth_cluster::decisions::join::{self, Boots, Join, Joined};
+use hearth_cluster::decisions::registration::{
+    self, Found, MOST_WAITING, Registered, Registration,
+};
+use hearth_cluster::state::{self, LivenessRecord, NodeRecord, Wanted};
 use hearth_consensus::fenced::Write;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -31,11 +38,6 @@ use super::kubernetes;
 use super::request::{check_boot_id, known, p256_key, unspecified};
 use crate::budget::{Bucket, Rate};
 use crate::core::{Core, versioned};
-use crate::decisions::Rejection;
-use crate::decisions::commit::{self, Commit, Committed};
-use crate::decisions::join::{self, Boots, Join, Joined};
-use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
-use crate::state::{self, LivenessRecord, NodeRecord, Wanted};
 use crate::status::unavailable;
 use crate::{authorities, leaves};
 

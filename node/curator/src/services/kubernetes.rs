@@ -6,13 +6,13 @@ use hearth_api::v1::issue_certificate_request::KubernetesWorker;
 use hearth_api::v1::{
     GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateResponse,
 };
+use hearth_cluster::decisions::{Rejection, kubernetes};
 use hearth_host::pki::kubernetes::Certificate;
 use tonic::Status;
 
 use super::request::known;
 use crate::authorities;
 use crate::core::Core;
-use crate::decisions::{Rejection, kubernetes};
 
 /// Issues a certificate to a worker. `own` is its identity key in the cluster.
 pub(super) async fn worker_certificate(

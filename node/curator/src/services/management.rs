@@ -18,12 +18,12 @@ use hearth_api::v1::{
     ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
     UpdateNodeRolesRequest, UpdateNodeRolesResponse,
 };
+use hearth_cluster::decisions::configuration;
 use tonic::{Request, Response, Status};
 
 use super::kubernetes;
 use super::node_commands::NodeCommands;
 use crate::core::Core;
-use crate::decisions::configuration;
 use crate::streams;
 
 /// Maximum number of terms in one field of a filter.

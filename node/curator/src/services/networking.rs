@@ -3,11 +3,11 @@
 use hearth_api::identity::MeshKey;
 use hearth_api::server::Caller;
 use hearth_api::v1::{UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse};
+use hearth_cluster::decisions::{Rejection, networking};
 use tonic::{Request, Status};
 
 use super::request::parse_node_id;
 use crate::core::Core;
-use crate::decisions::{Rejection, networking};
 
 /// Stores the caller's mesh key and assigns its pod range.
 pub(super) async fn update(

@@ -10,17 +10,17 @@ use hearth_api::v1::{
     ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
     UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
 };
+use hearth_cluster::decisions::labelling::Changes;
+use hearth_cluster::decisions::removal::{self, Bypass, Removal};
+use hearth_cluster::decisions::roles::{self, RoleChange, RoleDecision};
+use hearth_cluster::decisions::{FoundNode, Rejection, configuration, ownership, transitions};
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::Status;
 
 use super::request::parse_node_id;
 use crate::core::Core;
-use crate::decisions::labelling::Changes;
-use crate::decisions::removal::{self, Bypass, Removal};
-use crate::decisions::roles::{self, RoleChange, RoleDecision};
-use crate::decisions::{FoundNode, Rejection, configuration, ownership, transitions};
 use crate::membership::{self, Departure};
-use crate::state;
 
 pub(super) struct NodeCommands {
     core: Arc<Core>,

@@ -1,9 +1,8 @@
 //! Validation of fields that several requests have.
 
 use hearth_api::identity::{NodeId, P256PublicKey};
+use hearth_cluster::decisions::Rejection;
 use tonic::Status;
-
-use crate::decisions::Rejection;
 
 /// Maximum number of characters of a boot ID; a UUID has 36.
 const LONGEST_BOOT_ID: usize = 64;

@@ -17,6 +17,7 @@ use hearth_api::v1::{
     EscrowRequest, GetCaCertificateRequest, GetClusterInfoRequest, NodeState, WatchRequest,
 };
 use hearth_base::testing::{BOUND, within_timeout};
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::Site;
 use hearth_host::pki;
@@ -31,7 +32,6 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tower::{Service as _, ServiceExt as _};
 
 use super::super::founding::{self, FoundingError};
-use super::super::state;
 use super::super::testing::{Who, World, bootstrap_data, id_of, quick};
 
 /// Calls a method with these bytes as its only message. The result is `Ok` if the first answer is a

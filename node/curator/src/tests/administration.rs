@@ -10,13 +10,13 @@ use hearth_api::v1::{
     UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
+use hearth_cluster::decisions::labelling::Changes;
+use hearth_cluster::state::{self, FullRecord, Wanted};
 use hearth_consensus::fenced::EPOCH;
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::super::decisions::labelling::Changes;
-use super::super::state::{self, FullRecord, Wanted};
 use super::super::testing::{Pulse, Who, World, quick};
 use super::machine::{Machine, approve, by_id, by_key, delete, ticket};
 

@@ -16,12 +16,12 @@ use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::{GetCurrentLeaderRequest, NodeHealth, NodeState, WatchEvent, WatchRequest};
 use hearth_base::testing::within_timeout;
+use hearth_cluster::state;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::super::state;
 use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 /// The true time plus an offset in seconds.

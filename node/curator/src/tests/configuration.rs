@@ -9,9 +9,9 @@ use hearth_api::v1::{
     GetClusterInfoRequest, KubernetesConfiguration, NodeState,
 };
 use hearth_base::testing::within_timeout;
+use hearth_cluster::state::{self, FullCluster};
 use tonic::{Code, Status};
 
-use super::super::state::{self, FullCluster};
 use super::super::testing::{Pulse, Who, World, quick};
 use super::machine::Machine;
 

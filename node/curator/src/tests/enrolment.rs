@@ -18,14 +18,15 @@ use hearth_api::v1::{
 };
 use hearth_api::{proofs, pushback};
 use hearth_base::testing::within_timeout;
+use hearth_cluster::decisions::registration::MOST_WAITING;
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::testing::Site;
 use prost::Message as _;
 use tonic::Code;
 
-use super::super::decisions::registration::MOST_WAITING;
+use super::super::Timing;
 use super::super::testing::{BOOT_ID, Pulse, Who, World, quick};
-use super::super::{Timing, state};
 use super::machine::{Machine, approve, ask_ticket, by_key, delete, ticket};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -136,7 +136,7 @@ async fn a_session_that_lapsed_is_begun_again() {
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
     // As if it had expired: the lease is revoked, and the key with it.
-    let key = super::super::state::liveness_key(id);
+    let key = hearth_cluster::state::liveness_key(id);
     let lease = world.client().get(&key).await.unwrap().unwrap().lease;
     let lease = hearth_consensus::Lease::from_id(lease);
     world.client().revoke(lease).await.unwrap();

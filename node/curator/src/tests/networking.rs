@@ -9,10 +9,10 @@ use hearth_api::v1::{
     ClusterNetworking, NodeRoles, NodeState, UpdateNodeClusterNetworkingRequest, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
+use hearth_cluster::state::{self, FullRecord};
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::{Code, Status};
 
-use super::super::state::{self, FullRecord};
 use super::super::testing::{World, id_of, quick};
 use super::machine::{by_id, delete};
 

@@ -17,6 +17,7 @@ use hearth_api::v1::{
     WatchRequest,
 };
 use hearth_base::testing::within_timeout;
+use hearth_cluster::state::{self, LivenessRecord};
 use hearth_consensus::Lease;
 use hearth_consensus::fenced::{Condition, EPOCH, Write};
 use hyper_util::rt::TokioIo;
@@ -25,7 +26,6 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Status, Streaming};
 
-use super::super::state::{self, LivenessRecord};
 use super::super::testing::{BOOT_ID, Pulse, Who, World, id_of, quick};
 
 fn status(address: &str) -> NodeStatus {

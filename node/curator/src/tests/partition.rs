@@ -12,6 +12,7 @@ use hearth_api::v1::{
     NodeState, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
+use hearth_cluster::state;
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -21,7 +22,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::{Code, Streaming};
 
-use super::super::state;
 use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 /// A proxy to etcd that forwards nothing while it is cut. The connections stay open.

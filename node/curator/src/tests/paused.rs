@@ -20,6 +20,7 @@ use hearth_api::v1::{
     NodeState, UpdateNodeLabelsRequest, WatchRequest,
 };
 use hearth_base::testing::{BOUND, pause, within_timeout};
+use hearth_cluster::state;
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use nix::sys::signal::{Signal, kill};
@@ -28,8 +29,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tonic::{Code, Status};
 
+use super::super::Timing;
 use super::super::testing::{Pulse, Who, World, id_of, quick, serve};
-use super::super::{Timing, state};
 use super::machine::by_id;
 
 /// Environment variable with the directory of the other process.

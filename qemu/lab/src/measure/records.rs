@@ -4,7 +4,7 @@
 //! round ([`ratio`]): a disturbance of the machine affects both, and a ratio of two separate medians would not cancel
 //! it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One measured quantity.
 #[derive(Serialize, Debug, Clone, PartialEq)]
@@ -59,6 +59,29 @@ impl Records {
         });
     }
 
+    /// Adds the records of a program that measures: each line of its output is the samples of one, as a JSON object.
+    ///
+    /// # Errors
+    /// If a line is something else, or its unit is unknown.
+    pub fn take_in(&mut self, output: &str) -> Result<Vec<Line>, LineError> {
+        let parse = |line: &str| -> Result<Line, LineError> {
+            serde_json::from_str(line).map_err(|source| LineError::Record {
+                line: line.to_owned(),
+                source,
+            })
+        };
+        let lines: Vec<Line> = output.lines().map(parse).collect::<Result<_, _>>()?;
+        for line in &lines {
+            let unit = UNITS.into_iter().find(|unit| *unit == line.unit);
+            let unit = unit.ok_or_else(|| LineError::Unit {
+                name: line.name.clone(),
+                found: line.unit.clone(),
+            })?;
+            self.add(&line.name, unit, &line.samples);
+        }
+        Ok(lines)
+    }
+
     /// All records, in the order they were added.
     pub fn all(&self) -> &[Record] {
         &self.records
@@ -71,6 +94,40 @@ impl Records {
     pub fn json(&self) -> serde_json::Result<String> {
         Ok(serde_json::to_string_pretty(&self.records)? + "\n")
     }
+}
+
+/// The units that programs measure in.
+const UNITS: [&str; 7] = ["1/s", "s", "ratio", "cores", "bytes", "boolean", "calls"];
+
+/// A line of a program's output.
+#[derive(Deserialize, Debug)]
+pub struct Line {
+    /// The record's name.
+    pub name: String,
+    unit: String,
+    /// Its samples.
+    pub samples: Vec<f64>,
+}
+
+/// A line of a program's output that is no record.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// It is no JSON object with the fields of a record.
+    #[error("expected a record, got {line:?}")]
+    Record {
+        /// The line.
+        line: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Its unit is unknown.
+    #[error("{name}: expected one of the units {UNITS:?}, got {found:?}")]
+    Unit {
+        /// The record's name.
+        name: String,
+        /// Its unit.
+        found: String,
+    },
 }
 
 fn median(sorted: &[f64]) -> f64 {
@@ -106,6 +163,18 @@ mod tests {
             .map(|r| (r.n, r.min, r.median, r.max))
             .collect();
         assert_eq!(reduced, [(3, 1.0, 2.0, 3.0), (4, 1.0, 2.5, 4.0)]);
+    }
+
+    #[test]
+    fn lines_become_records() {
+        let mut records = Records::new("abc");
+        let line = r#"{"name":"curator.cpu_1000","unit":"cores","samples":[0.25]}"#;
+        let lines = records.take_in(line).unwrap();
+        assert_eq!(lines[0].samples, [0.25]);
+        assert_eq!(records.all()[0].name, "curator.cpu_1000");
+        assert!(records.take_in("progress").is_err());
+        let other = records.take_in(r#"{"name":"x","unit":"furlongs","samples":[]}"#);
+        assert!(matches!(other, Err(LineError::Unit { .. })));
     }
 
     #[test]

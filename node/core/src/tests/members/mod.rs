@@ -30,12 +30,13 @@ use hearth_api::v1::{
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};
 use hearth_base::testing::TestSupervisor;
+use hearth_cluster::state;
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::Site;
 use hearth_consensus::testing::peers::Network;
 use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, member_record};
+use hearth_curator::Timing;
 use hearth_curator::testing::bootstrap_data;
-use hearth_curator::{Timing, state};
 use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;

@@ -1,6 +1,6 @@
 //! `hearthctl cluster unlock`: gives the nodes of a cluster that is not running their keys.
 //!
-//! [`hearth_api::unlock`] finds the nodes and unlocks them. This module decides where to look, by
+//! [`hearth_operator::unlock`] finds the nodes and unlocks them. This module decides where to look, by
 //! the endpoints and routes of this call and of the context, and waits until the cluster answers.
 //! Progress is printed on standard error, the result on standard output, also if it is a failure.
 
@@ -11,10 +11,12 @@ use std::time::Duration;
 use hearth_api::client::{Channel, Endpoint, within};
 use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::names::{PORT_CURATOR, PORT_UNLOCK};
-use hearth_api::unlock::{Found, Keys, Outcome, Quorum, Scope, Search, Step, UnlockError, unlock};
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::{operator, owner, tls};
+use hearth_api::{owner, tls};
+use hearth_operator::unlock::{
+    Found, Keys, Outcome, Quorum, Scope, Search, Step, UnlockError, unlock,
+};
 use tonic::Status;
 
 use super::super::{passing, print, print_json, tell};
@@ -319,7 +321,7 @@ fn session(global: &Global) -> Option<Session> {
 
 /// One call to the cluster.
 async fn look(global: &Global, channel: Channel) -> Result<output::Answers, Status> {
-    let call = operator::nodes(ManagementClient::new(channel), GetNodesRequest::default());
+    let call = hearth_operator::nodes(ManagementClient::new(channel), GetNodesRequest::default());
     let nodes = within(global.timeout, call).await?;
     Ok(output::Answers::from(&nodes[..]))
 }

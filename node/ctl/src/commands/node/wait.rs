@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use hearth_api::client::{Channel, within};
+use hearth_api::names;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     GetConsensusStatusRequest, GetConsensusStatusResponse, GetNodesRequest, Node, NodeCondition,
     NodeState,
 };
-use hearth_api::{names, operator};
 use tonic::Status;
 
 use super::{passing, tell};
@@ -215,7 +215,7 @@ async fn look(
             node_ids: vec![id.to_owned()],
             ..GetNodesRequest::default()
         };
-        let nodes = operator::nodes(ManagementClient::new(channel.clone()), request).await?;
+        let nodes = hearth_operator::nodes(ManagementClient::new(channel.clone()), request).await?;
         let found = nodes.into_iter().find(|node| node.id == id);
         let mut curator = CuratorClient::new(channel.clone());
         let consensus = curator

@@ -10,10 +10,10 @@ use hearth_api::certificates::Leaf;
 use hearth_api::client::Endpoint;
 use hearth_api::escrow::EscrowError;
 use hearth_api::identity::{ClusterId, FirstContactSecret, OwnerKey};
-use hearth_api::operator::{Operator, OwnershipError};
 use hearth_api::owner::{self, KEY_FILE, NewKeys, RECOVERY_KEY_FILE};
 use hearth_api::ownership::Replacement;
 use hearth_api::v1::{Node, NodeState};
+use hearth_operator::{Operator, OwnershipError};
 use tonic::Code;
 
 use super::super::cluster::not_owned;

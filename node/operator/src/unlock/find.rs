@@ -10,16 +10,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::future::join_all;
+use hearth_api::client::{self, AttemptError, Endpoint};
+use hearth_api::first_contact;
+use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::names::{PORT_NODE_MANAGEMENT, PORT_UNLOCK};
+use hearth_api::recovery::{Challenge, RecoveryError};
+use hearth_api::tls::Clock;
+use hearth_api::v1::node_unlock_client::NodeUnlockClient;
+use hearth_api::v1::{ClusterDirectory, GetUnlockChallengeRequest};
 use tonic::Status;
-
-use crate::certificates;
-use crate::client::{self, AttemptError, Endpoint};
-use crate::identity::{ClusterId, NodeId};
-use crate::names::{PORT_NODE_MANAGEMENT, PORT_UNLOCK};
-use crate::recovery::{Challenge, RecoveryError};
-use crate::tls::{self, Clock};
-use crate::v1::node_unlock_client::NodeUnlockClient;
-use crate::v1::{ClusterDirectory, GetUnlockChallengeRequest};
 
 /// More entries of one directory, or more addresses of one node, are ignored.
 const MAX_ENTRIES: usize = 64;
@@ -224,11 +223,8 @@ impl Search {
     /// The node that serves at an address, according to its certificate. It proves little, because
     /// the CA may not be known: whoever forges it only makes the owner unlock fewer nodes.
     async fn served_by(&self, endpoint: Endpoint) -> Option<(ClusterId, NodeId)> {
-        let (config, presented) = tls::first_contact_client_config(self.clock.clone()).ok()?;
-        let _connection = client::connect_one(&endpoint, config, self.timeout)
-            .await
-            .ok()?;
-        let identity = certificates::identity(presented.certificate()?).ok()?;
+        let clock = self.clock.clone();
+        let identity = first_contact::claimed_identity(&endpoint, self.timeout, clock).await?;
         Some((identity.cluster, identity.node_id()?))
     }
 }
@@ -273,7 +269,7 @@ pub(super) async fn ask(endpoint: &Endpoint, timeout: Duration) -> Result<Locked
 /// The entries of a directory. Malformed ones are ignored: they would only lead nowhere.
 fn curators(directory: &ClusterDirectory) -> BTreeMap<NodeId, Vec<Endpoint>> {
     let entries = directory.nodes.iter().take(MAX_ENTRIES);
-    let entry = |node: &crate::v1::cluster_directory::Node| {
+    let entry = |node: &hearth_api::v1::cluster_directory::Node| {
         let addresses = node.addresses.iter().take(MAX_ENTRIES);
         let endpoints = addresses.filter_map(|address| {
             let host: IpAddr = address.host.parse().ok()?;

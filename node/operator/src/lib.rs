@@ -1,27 +1,29 @@
 //! The client of a cluster's operators: the owner, and the users to whom the owner gives a
 //! certificate.
 //!
-//! [`crate::first_contact`] and [`crate::escrow`] document how an owner gets a certificate;
+//! [`hearth_api::first_contact`] and [`hearth_api::escrow`] document how an owner gets a certificate;
 //! [`Operator`] performs both in order, and then makes the calls that are needed to form and manage
 //! a cluster. Each call is made once, and its whole answer is limited by [`Options::call_timeout`],
-//! also that of a stream; which calls are repeated, and when, is up to the caller. This module also
+//! also that of a stream; which calls are repeated, and when, is up to the caller. This crate also
 //! makes the parameters of machines: [`cluster_bootstrap`] and [`Operator::register_parameters`].
 //!
-//! Only host tools use it (feature `operator`). It is not part of a node.
+//! [`unlock`] is what the owner does for a cluster that is not running. Only host tools use this
+//! crate; it is not part of a node.
 
+pub mod unlock;
+
+use hearth_api::certificates::{ClusterCa, Leaf};
+use hearth_api::client::{Channel, Curators, Endpoint, Options, within};
+use hearth_api::escrow::{self, EscrowError};
+use hearth_api::first_contact::{self, FirstContactError};
+use hearth_api::identity::{FirstContactSecret, NodeId, OwnerKey, PublicKey, UserCredentials};
+use hearth_api::tls::{self, ExpectedServer, TlsError};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::node_management_client::NodeManagementClient;
+use hearth_api::v1::{self, node_parameters, node_selector};
 use tonic::{Response, Status};
-
-use crate::certificates::{ClusterCa, Leaf};
-use crate::client::{Channel, Curators, Endpoint, Options, within};
-use crate::escrow::{self, EscrowError};
-use crate::first_contact::{self, FirstContactError};
-use crate::identity::{FirstContactSecret, NodeId, OwnerKey, PublicKey, UserCredentials};
-use crate::tls::{self, ExpectedServer, TlsError};
-use crate::v1::curator_client::CuratorClient;
-use crate::v1::curator_local_client::CuratorLocalClient;
-use crate::v1::management_client::ManagementClient;
-use crate::v1::node_management_client::NodeManagementClient;
-use crate::v1::{self, node_parameters, node_selector};
 
 /// Why ownership could not be taken, by step.
 #[derive(Debug, thiserror::Error)]
@@ -190,12 +192,15 @@ impl Operator {
         let info = self.info().await?;
         let directory = info.directory.filter(|known| !known.nodes.is_empty());
         let silent = || Status::unavailable("no curator has reported its address yet");
-        Ok(v1::NodeParameters::from(v1::ClusterRegister {
+        let register = v1::ClusterRegister {
             cluster_directory: Some(directory.ok_or_else(silent)?),
             register_ticket,
             ca_certificate: info.ca_certificate,
             labels: Vec::new(),
-        }))
+        };
+        Ok(parameters(node_parameters::Cluster::ClusterRegister(
+            register,
+        )))
     }
 
     /// Approves the node with this key; returns the node afterwards.
@@ -359,24 +364,15 @@ pub fn bootstrap_parameters(
     secret: &FirstContactSecret,
     configuration: v1::ClusterConfiguration,
 ) -> v1::NodeParameters {
-    cluster_bootstrap(owner, secret, configuration).into()
+    let bootstrap = cluster_bootstrap(owner, secret, configuration);
+    parameters(node_parameters::Cluster::ClusterBootstrap(bootstrap))
 }
 
-impl From<v1::ClusterBootstrap> for v1::NodeParameters {
-    fn from(bootstrap: v1::ClusterBootstrap) -> v1::NodeParameters {
-        v1::NodeParameters {
-            cluster: Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)),
-            ..v1::NodeParameters::default()
-        }
-    }
-}
-
-impl From<v1::ClusterRegister> for v1::NodeParameters {
-    fn from(register: v1::ClusterRegister) -> v1::NodeParameters {
-        v1::NodeParameters {
-            cluster: Some(node_parameters::Cluster::ClusterRegister(register)),
-            ..v1::NodeParameters::default()
-        }
+/// Parameters that say only how the machine gets into a cluster.
+pub fn parameters(cluster: node_parameters::Cluster) -> v1::NodeParameters {
+    v1::NodeParameters {
+        cluster: Some(cluster),
+        ..v1::NodeParameters::default()
     }
 }
 

@@ -43,7 +43,7 @@ pub use rejection::Rejection;
 use hearth_api::identity::NodeId;
 use hearth_consensus::fenced::{Condition, Write};
 
-use super::state::{self, FullCluster, FullRecord, Intent};
+use crate::state::{self, FullCluster, FullRecord, Intent};
 
 /// A record and the revision at which it was last written.
 #[derive(Clone)]

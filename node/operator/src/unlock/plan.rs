@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::identity::NodeId;
+use hearth_api::identity::NodeId;
 
 /// How far the consensus members of a cluster are from a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]

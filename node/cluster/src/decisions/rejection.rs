@@ -9,7 +9,7 @@ use hearth_api::settings::SettingError;
 use hearth_api::v1::{NodeState, StorageSecurity};
 use tonic::{Code, Status};
 
-use crate::health::{name, seconds};
+use crate::messages::{name, seconds};
 
 /// When a boot that has to wait for the end of another one asks again. Short and constant, so that
 /// the node is up soon after that.

@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
+use hearth_api::testing::{Script, TestCluster, TestCurator};
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::{ClusterDirectory, NodeState, cluster_directory};
+
 use super::*;
-use crate::testing::{Script, TestCluster, TestCurator};
-use crate::tls::wall_clock;
-use crate::v1::{ClusterDirectory, NodeState, cluster_directory};
 
 fn script(key: &OwnerKey, secret: &FirstContactSecret) -> Script {
     Script {

@@ -2,7 +2,7 @@
 //! the keys of their data partitions.
 //!
 //! An encrypted node whose cluster cannot give it its key waits for its owner, at a port without TLS
-//! ([`crate::recovery`] documents what passes through it). [`Search::find`] lists such nodes,
+//! ([`hearth_api::recovery`] documents what passes through it). [`Search::find`] lists such nodes,
 //! [`plan()`] decides which of them are needed for a quorum, and [`unlock`] answers their challenges.
 //! The rest of the cluster gets its keys from the curators that then run.
 //!
@@ -21,16 +21,15 @@ use std::fmt;
 use std::time::Duration;
 
 use futures::future::join_all;
+use hearth_api::client::{self, AttemptError, Endpoint};
+use hearth_api::identity::{NodeId, OwnerKey};
+use hearth_api::recovery::{RecoveryError, RecoveryKey};
+use hearth_api::v1::UnlockRequest;
+use hearth_api::v1::node_unlock_client::NodeUnlockClient;
 use tonic::{Code, Status};
 
 pub use find::{AskError, Found, Locked, MixedClusters, Search};
 pub use plan::{Plan, Quorum, plan};
-
-use crate::client::{self, AttemptError, Endpoint};
-use crate::identity::{NodeId, OwnerKey};
-use crate::recovery::{RecoveryError, RecoveryKey};
-use crate::v1::UnlockRequest;
-use crate::v1::node_unlock_client::NodeUnlockClient;
 
 /// The owner's keys.
 #[derive(Clone, Debug)]
@@ -168,7 +167,9 @@ impl fmt::Display for Step<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unlocked(id) => write!(f, "{id}: unlocked"),
-            Self::Failed(id, error) => write!(f, "{id}: not unlocked: {}", crate::chain(*error)),
+            Self::Failed(id, error) => {
+                write!(f, "{id}: not unlocked: {}", hearth_api::chain(*error))
+            }
         }
     }
 }

@@ -1,12 +1,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hearth_api::identity::ClusterId;
+use hearth_api::names::{PORT_CURATOR, PORT_UNLOCK};
+use hearth_api::testing::{LockedNode, Script, TestCluster, TestCurator, TestLockedNode};
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::{ClusterDirectory, cluster_directory};
+
 use super::*;
-use crate::identity::ClusterId;
-use crate::names::{PORT_CURATOR, PORT_UNLOCK};
-use crate::testing::{LockedNode, Script, TestCluster, TestCurator, TestLockedNode};
-use crate::tls::wall_clock;
-use crate::v1::{ClusterDirectory, cluster_directory};
 
 /// Connections are to this machine.
 const TIMEOUT: Duration = Duration::from_secs(20);

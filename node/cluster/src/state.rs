@@ -68,7 +68,8 @@ const POD_RANGES: &str = "networking/ranges/";
 const MESH_KEYS: &str = "networking/keys/";
 const NODES: &str = "nodes/";
 const STATUS: &str = "status/";
-pub(super) const LIVENESS: &str = "liveness/";
+/// Prefix of the keys of [`liveness_key`].
+pub const LIVENESS: &str = "liveness/";
 const JOINS: &str = "joins/";
 const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
@@ -502,7 +503,7 @@ impl ClusterRecord {
 }
 
 /// Fills in defaults. Records without a cold-start policy are of releases in which that meant NONE.
-pub(super) fn definite(configuration: ClusterConfiguration) -> ClusterConfiguration {
+pub fn definite(configuration: ClusterConfiguration) -> ClusterConfiguration {
     let mut configuration = settings::with_defaults(configuration);
     if configuration.cold_start_policy == 0 {
         configuration.set_cold_start_policy(ColdStartPolicy::None);
