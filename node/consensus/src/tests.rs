@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Instant;
 
+use hearth_api::identity::NodeKey;
 use hearth_base::logtree::{Query, Severity};
 use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::State;
@@ -54,6 +55,21 @@ async fn etcd_serves_soon_and_keeps_what_was_written() {
         .map(|e| e.concise(200))
         .collect();
     assert!(loud.is_empty(), "{loud:#?}");
+}
+
+/// A learner reports its own progress, and a curator believes it: etcd does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_promotes_no_learner_without_the_log() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let members = running.handle().root().members();
+    let node = NodeId::from_public_key(&NodeKey::generate().public());
+    let learner = members.add_learner(node).await.unwrap();
+    let refused = hearth_api::chain(&members.promote(learner).await.unwrap_err());
+    assert!(refused.contains("in sync with leader"), "{refused}");
+    let found = members.list().await.unwrap();
+    assert!(found.iter().any(|m| m.id == learner && m.learner));
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
