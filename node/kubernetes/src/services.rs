@@ -38,7 +38,7 @@ pub(crate) fn of_built_in_network(
     ctx.run("policy", move |ctx| receive::run(ctx, receiver.clone()))
 }
 
-/// Starts the volumes, in the same way.
+/// Starts the worker that makes and removes local volumes, in the same way.
 pub(crate) fn volumes(
     ctx: &Context,
     parts: &Arc<Worker>,

@@ -134,7 +134,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_is_ended_when_it_has_said_enough() {
-        let endless = sh("echo one; echo two; sleep 1000");
+        let endless = sh("echo one; echo two; exec sleep 1000");
         run_until(&endless, "two").await.unwrap();
         let error = run_until(&sh("echo one"), "two").await.unwrap_err();
         assert!(

@@ -69,7 +69,7 @@ impl OpenSsl {
         Ok(Self { ca, file })
     }
 
-    /// A handshake with a server that must be called so; returns what is printed about it.
+    /// A handshake with the server of this name; returns what OpenSSL prints about it.
     async fn connect(&self, address: SocketAddr, name: &str) -> Result<String, tool::ToolError> {
         let mut line = CommandLine::new("openssl");
         line.arg("s_client").arg("-showcerts");

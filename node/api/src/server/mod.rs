@@ -18,6 +18,7 @@
 
 mod authorize;
 mod connection;
+mod delays;
 mod places;
 mod reflection;
 mod services;
@@ -47,9 +48,10 @@ pub use services::Services;
 use crate::certificates::CertificateError;
 use crate::identity::NodeId;
 use crate::lifetime::End;
-use crate::shares::{Share, Shares, block};
+use crate::shares::{Shares, block};
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
+use delays::Delays;
 use places::ConnectionLimiter;
 
 /// Limits of a server.
@@ -62,8 +64,10 @@ pub struct Limits {
     pub handshake_timeout: Duration,
     /// Connections of nodes and users of the cluster.
     pub identified: usize,
-    /// Of these, connections of one node.
+    /// Of these, connections of one node. One more is refused.
     pub per_node: usize,
+    /// Delay of handshakes from an address at which a node was refused because of that.
+    pub per_node_delay: Duration,
     /// Connections of unauthenticated clients. A further one replaces an idle one, or else the
     /// oldest.
     pub anonymous: usize,
@@ -93,6 +97,7 @@ impl Default for Limits {
             handshake_timeout: Duration::from_secs(10),
             identified: 1024,
             per_node: 64,
+            per_node_delay: Duration::from_secs(2),
             anonymous: 128,
             anonymous_per_address: 64,
             anonymous_lifetime: Duration::from_secs(600),
@@ -272,6 +277,8 @@ impl Server {
     ) {
         let handshake = Arc::new(Handshake {
             places: ConnectionLimiter::new(self.limits),
+            delays: Delays::new(self.limits.per_node_delay),
+            shares: Shares::new(self.limits.handshakes, self.limits.handshakes),
             transport: self.transport,
             admission: self.admission,
             limits: self.limits,
@@ -279,7 +286,6 @@ impl Server {
             ready,
         });
         let mut running = JoinSet::new();
-        let shares = Shares::new(self.limits.handshakes, self.limits.handshakes);
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -287,8 +293,7 @@ impl Server {
                 accepted = listener.accept() => {
                     match accepted {
                         Ok((stream, remote)) => {
-                            let share = shares.take(block(remote.ip()));
-                            let task = Arc::clone(&handshake).run(stream, remote, share);
+                            let task = Arc::clone(&handshake).run(stream, remote);
                             running.spawn(task.in_current_span());
                         }
                         Err(error) => {
@@ -310,6 +315,8 @@ struct Handshake {
     limits: Limits,
     admission: Option<Arc<dyn Admission>>,
     places: ConnectionLimiter,
+    delays: Delays,
+    shares: Arc<Shares<IpAddr>>,
     connections: CancellationToken,
     ready: Ready,
 }
@@ -353,16 +360,23 @@ enum Refused {
 }
 
 impl Handshake {
-    async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr, share: Share<IpAddr>) {
-        let connection = tokio::select! {
-            biased;
-            () = share.lost() => Err(Refused::Replaced),
-            connection = self.connection(stream, remote) => connection,
+    async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr) {
+        let from = block(remote.ip());
+        let connection = async {
+            self.delays.wait(from).await?;
+            let share = self.shares.take(from);
+            tokio::select! {
+                biased;
+                () = share.lost() => Err(Refused::Replaced),
+                connection = self.connection(stream, remote) => connection,
+            }
         };
-        drop(share);
-        match connection {
+        match connection.await {
             Ok(connection) => self.ready.send(connection).await,
             Err(refused) => {
+                if matches!(refused, Refused::Greedy(..)) {
+                    self.delays.refused(from);
+                }
                 let why = crate::chain(&refused);
                 match refused {
                     Refused::Certificate(_) | Refused::Full(_) | Refused::Greedy(..) => {

@@ -572,6 +572,7 @@ async fn one_node_does_not_take_the_places_of_all() {
     let f = Fixture::with_limits(Limits {
         identified: 4,
         per_node: 2,
+        per_node_delay: Duration::from_millis(100),
         ..Limits::default()
     })
     .await;
