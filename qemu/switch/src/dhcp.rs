@@ -26,6 +26,8 @@ pub(super) struct Server {
     address: Ipv4Addr,
     mask: Ipv4Addr,
     lease: Duration,
+    /// Whether clients are told that this server's address is their resolver, too.
+    resolves: bool,
     clients: HashMap<Address, Client>,
 }
 
@@ -64,11 +66,12 @@ enum Kind {
 }
 
 impl Server {
-    pub(super) fn new(address: Ipv4Addr, mask: Ipv4Addr, lease: Duration) -> Self {
+    pub(super) fn new(address: Ipv4Addr, mask: Ipv4Addr, lease: Duration, resolves: bool) -> Self {
         Self {
             address,
             mask,
             lease,
+            resolves,
             clients: HashMap::new(),
         }
     }
@@ -90,6 +93,11 @@ impl Server {
         if let Some(client) = self.clients.get_mut(&mac) {
             client.served = served;
         }
+    }
+
+    /// Whether this is a client's Ethernet address.
+    pub(super) fn knows(&self, mac: Address) -> bool {
+        self.clients.contains_key(&mac)
     }
 
     /// Whether this client is answered.
@@ -215,7 +223,7 @@ impl Server {
             client_identifier: None,
             server_identifier: Some(self.address),
             parameter_request_list: None,
-            dns_servers: None,
+            dns_servers: (tells && self.resolves).then(|| std::iter::once(self.address).collect()),
             max_size: None,
             lease_duration: leases.then_some(seconds),
             renew_duration: None,

@@ -1,189 +1,44 @@
 //! The gateway: the one address of the network that does not belong to a machine.
 //!
 //! It answers ARP and pings, is the DHCP server, and is the source of the host's connections into the network
-//! ([`super::tunnel`]). It does not route: packets of machines to other networks are dropped.
+//! ([`super::tunnel`]). Packets of machines to other networks, and to its resolver, go to the router of the way out
+//! ([`super::way_out`]); without one they are dropped.
 //!
 //! A packet for a connection is found by its port and goes to that connection's own stack; all others go to a stack
-//! without sockets, which answers like a host without services. Both process plain IP. The frames around it are made
-//! here, because no address resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet
-//! address is known from its port.
+//! without sockets, which answers like a host without services. Both process plain IP ([`super::wire`]). No address
+//! resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet address is known from its
+//! port.
 
-use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Instant;
 
-use smoltcp::iface::{Config, Interface, SocketSet};
-use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
+use smoltcp::iface::{Interface, SocketSet};
+use smoltcp::phy;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
-    EthernetFrame, EthernetProtocol, HardwareAddress, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr,
-    TcpPacket, UdpPacket, UdpRepr,
+    EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpPacket, UdpPacket,
+    UdpRepr,
 };
-use tokio::sync::Notify;
 
 use super::fabric::HEADER;
 use super::learning::Address;
+use super::way_out::{Outgoing, Router, Verdict};
+use super::wire::{Clock, Inbox, Wire, framed, refuse};
 use super::{GATEWAY_MAC, NetworkOptions, dhcp};
-
-/// MTU of the IP packets on this network.
-const MTU: usize = 1500;
-
-/// Maximum number of bytes that wait for one connection, whose window is smaller.
-const INBOX: usize = 512 << 10;
 
 /// Source ports of connections from the gateway.
 const FIRST_PORT: u16 = 32768;
-
-/// smoltcp's time, derived from ours.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clock(Instant);
-
-impl Clock {
-    pub(super) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(super) fn at(self, now: Instant) -> smoltcp::time::Instant {
-        let micros = now.saturating_duration_since(self.0).as_micros();
-        smoltcp::time::Instant::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
-    }
-}
-
-/// Received frames of a connection that have not been processed.
-#[derive(Debug, Default)]
-pub(super) struct Inbox {
-    frames: RefCell<VecDeque<Vec<u8>>>,
-    bytes: Cell<usize>,
-    /// Notified when a frame arrives.
-    pub(super) arrived: Notify,
-}
-
-impl Inbox {
-    fn put(&self, frame: Vec<u8>) {
-        let bytes = self.bytes.get() + frame.len();
-        // A machine that exceeds the window loses the frame.
-        if bytes <= INBOX {
-            self.bytes.set(bytes);
-            self.frames.borrow_mut().push_back(frame);
-            self.arrived.notify_one();
-        }
-    }
-
-    /// Moves all frames to the input of a stack.
-    pub(super) fn take(&self, wire: &mut Wire) {
-        self.bytes.set(0);
-        wire.received.append(&mut self.frames.borrow_mut());
-    }
-}
-
-/// The device of a stack: IP packets in frames.
-#[derive(Debug)]
-pub(super) struct Wire {
-    /// Frames with IP packets.
-    pub(super) received: VecDeque<Vec<u8>>,
-    /// Complete frames.
-    pub(super) sent: Vec<Vec<u8>>,
-    /// Their destination.
-    pub(super) to: Address,
-    /// Only answers may be sent now.
-    pub(super) full: bool,
-}
-
-impl Wire {
-    pub(super) fn new(to: Address) -> Self {
-        Self {
-            received: VecDeque::new(),
-            sent: Vec::new(),
-            to,
-            full: false,
-        }
-    }
-
-    /// A stack with this device and this address.
-    pub(super) fn stack(
-        &mut self,
-        address: Ipv4Addr,
-        prefix: u8,
-        now: smoltcp::time::Instant,
-    ) -> Interface {
-        let mut config = Config::new(HardwareAddress::Ip);
-        // For sequence numbers, not for faults.
-        config.random_seed = fastrand::u64(..);
-        let mut stack = Interface::new(config, self, now);
-        stack.update_ip_addrs(|addresses| {
-            // There is space for one.
-            let _ = addresses.push(IpCidr::new(address.into(), prefix));
-        });
-        stack
-    }
-}
-
-pub(super) struct Received(Vec<u8>);
-
-impl phy::RxToken for Received {
-    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        f(&self.0[HEADER..])
-    }
-}
-
-pub(super) struct Sent<'a> {
-    sent: &'a mut Vec<Vec<u8>>,
-    to: Address,
-}
-
-impl phy::TxToken for Sent<'_> {
-    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, f: F) -> R {
-        let mut bytes = framed(self.to, EthernetProtocol::Ipv4, length);
-        let done = f(&mut bytes[HEADER..]);
-        self.sent.push(bytes);
-        done
-    }
-}
-
-impl Device for Wire {
-    type RxToken<'a> = Received;
-    type TxToken<'a> = Sent<'a>;
-
-    fn receive(&mut self, _: smoltcp::time::Instant) -> Option<(Received, Sent<'_>)> {
-        let frame = self.received.pop_front()?;
-        let (sent, to) = (&mut self.sent, self.to);
-        Some((Received(frame), Sent { sent, to }))
-    }
-
-    fn transmit(&mut self, _: smoltcp::time::Instant) -> Option<Sent<'_>> {
-        if self.full {
-            return None;
-        }
-        let (sent, to) = (&mut self.sent, self.to);
-        Some(Sent { sent, to })
-    }
-
-    fn capabilities(&self) -> DeviceCapabilities {
-        let mut capabilities = DeviceCapabilities::default();
-        capabilities.medium = Medium::Ip;
-        capabilities.max_transmission_unit = MTU;
-        capabilities
-    }
-}
-
-/// A frame from the gateway with space for this much payload.
-fn framed(to: Address, kind: EthernetProtocol, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; HEADER + length];
-    let mut frame = EthernetFrame::new_unchecked(&mut bytes);
-    frame.set_dst_addr(EthernetAddress(to));
-    frame.set_src_addr(EthernetAddress(GATEWAY_MAC.0));
-    frame.set_ethertype(kind);
-    bytes
-}
 
 /// The gateway.
 pub(super) struct Gateway {
     address: Ipv4Addr,
     clock: Clock,
     pub(super) dhcp: dhcp::Server,
+    /// None: machines do not reach other networks.
+    pub(super) router: Option<Router>,
     stack: Interface,
     wire: Wire,
     inboxes: HashMap<u16, Rc<Inbox>>,
@@ -201,7 +56,12 @@ impl Gateway {
                 options.gateway,
                 Ipv4Addr::from(options.mask()),
                 options.lease,
+                options.way_out.is_some(),
             ),
+            router: options
+                .way_out
+                .as_ref()
+                .map(|way_out| Router::new(options, way_out)),
             stack: wire.stack(options.gateway, options.prefix, now),
             wire,
             inboxes: HashMap::new(),
@@ -228,19 +88,21 @@ impl Gateway {
         self.inboxes.remove(&port);
     }
 
-    /// Processes a frame. Replies to it are appended to
-    /// `replies`.
-    pub(super) fn take(&mut self, frame: Vec<u8>, now: Instant, replies: &mut Vec<Vec<u8>>) {
-        let Ok(ethernet) = EthernetFrame::new_checked(&frame[..]) else {
-            return;
-        };
+    /// Processes a frame. Replies to it are appended to `replies`. Returns what the host has to do for the way out, if
+    /// anything.
+    pub(super) fn take(
+        &mut self,
+        frame: Vec<u8>,
+        now: Instant,
+        replies: &mut Vec<Vec<u8>>,
+    ) -> Option<Outgoing> {
+        let ethernet = EthernetFrame::new_checked(&frame[..]).ok()?;
         let sender = ethernet.src_addr().0;
+        let is_addressed = ethernet.dst_addr().0 == GATEWAY_MAC.0;
         match ethernet.ethertype() {
             EthernetProtocol::Arp => replies.extend(self.arp(ethernet.payload())),
             EthernetProtocol::Ipv4 => {
-                let Ok(packet) = Ipv4Packet::new_checked(ethernet.payload()) else {
-                    return;
-                };
+                let packet = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
                 match packet.next_header() {
                     IpProtocol::Udp if is_dhcp(&packet) => {
                         replies.extend(self.dhcp(&packet, now));
@@ -248,11 +110,36 @@ impl Gateway {
                     IpProtocol::Tcp if let Some(inbox) = self.inbox(&packet) => {
                         inbox.put(frame);
                     }
+                    _ if is_addressed && self.router.is_some() => {
+                        return self.route(sender, frame, now, replies);
+                    }
                     _ => self.answer(sender, frame, now, replies),
                 }
             }
             _ => {}
         }
+        None
+    }
+
+    /// Passes a frame to the router.
+    fn route(
+        &mut self,
+        sender: Address,
+        frame: Vec<u8>,
+        now: Instant,
+        replies: &mut Vec<Vec<u8>>,
+    ) -> Option<Outgoing> {
+        // Addresses that no machine has are made up by one.
+        if !self.dhcp.knows(sender) {
+            return None;
+        }
+        match self.router.as_mut()?.take(frame) {
+            Verdict::Done => {}
+            Verdict::Ours(frame) => self.answer(sender, frame, now, replies),
+            Verdict::Refuse(frame) => replies.extend(refuse(frame, self.clock.at(now))),
+            Verdict::Outgoing(outgoing) => return Some(outgoing),
+        }
+        None
     }
 
     /// Answers ARP requests for the gateway's address.

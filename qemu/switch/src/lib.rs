@@ -1,8 +1,8 @@
 //! The virtual network: an Ethernet switch for machines, without privileges.
 //!
 //! One process (`hearth-switch`) is the whole network: a learning switch with a port for each machine, a DHCP server, a
-//! gateway through which the host reaches every machine at the machine's own address, a packet capture, and faults that
-//! can be set while it runs. It is a separate process because machines that are left running outlive their launcher,
+//! gateway through which the host reaches every machine at the machine's own address and, where the options have it,
+//! machines reach other networks, a packet capture, and faults that can be set while it runs. It is a separate process because machines that are left running outlive their launcher,
 //! and so must their network.
 //!
 //! ```no_run
@@ -35,7 +35,9 @@
 //! | `address` | Ethernet addresses, and ports of the host |
 //! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: framing, forwarding, faults, capture; no I/O except the capture's file |
 //! | `dhcp` | the DHCP server, as a pure state machine |
-//! | `gateway`, `tunnel` | the host's access to the network, one TCP connection into it |
+//! | `gateway`, `wire` | the network's one address that is no machine's, the device of its stacks |
+//! | `tunnel` | one TCP connection between the host and a machine, in either direction |
+//! | `way_out` | what becomes of packets to other networks; no I/O |
 //! | `serve` | the process: sockets and tasks |
 //! | `control` | the control protocol of the process |
 //! | `client` | [`Network`], the handle of clients |
@@ -45,6 +47,8 @@
 //!   queue is full.
 //! - Memory is bounded whatever machines and clients of the host do.
 //! - A host port is bound by this process on request and kept bound, so no other process can take it in between.
+//! - Without a way out, nothing that machines send leaves this process, except as answers to connections of the host.
+//! - With one, no machine reaches the host's loopback by an address that the options do not name.
 //! - No switch outlives its launcher unless it was explicitly detached.
 //! - All random faults come from one seed, which is in the log and the status.
 //!
@@ -68,6 +72,8 @@ mod gateway;
 mod learning;
 mod serve;
 mod tunnel;
+mod way_out;
+mod wire;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -82,6 +88,8 @@ pub use faults::Faults;
 pub use hearth_process::folder::FolderError;
 pub use hearth_process::spawn::Lifetime;
 pub use serve::{ServeError, run};
+pub use way_out::WayOut;
+pub use way_out::proxy::ProxySettings;
 
 /// The gateway's Ethernet address, which no machine has ([`Mac::of_machine`]).
 pub const GATEWAY_MAC: Mac = Mac([0x52, 0x54, 0x00, 0x47, 0x00, 0x01]);
@@ -99,6 +107,10 @@ pub struct NetworkOptions {
     pub seed: Option<u64>,
     /// Maximum size of the capture in bytes; 0 for no capture. Later frames are counted ([`CaptureStatus::dropped`]).
     pub capture_limit: u64,
+    /// How machines reach other networks, by this host; with it, DHCP announces the gateway as the resolver. None: they
+    /// do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way_out: Option<WayOut>,
 }
 
 impl Default for NetworkOptions {
@@ -110,6 +122,7 @@ impl Default for NetworkOptions {
             lease: Duration::from_secs(30),
             seed: None,
             capture_limit: 256 << 20,
+            way_out: None,
         }
     }
 }
@@ -129,12 +142,15 @@ impl NetworkOptions {
 
     /// Whether a machine can have this address.
     fn may_have(&self, address: Ipv4Addr) -> bool {
-        let (mask, bits) = (self.mask(), u32::from(address));
-        let host = bits & !mask;
-        bits & mask == u32::from(self.gateway) & mask
-            && host != 0
-            && host != !mask
-            && address != self.gateway
+        let mask = self.mask();
+        let host = u32::from(address) & !mask;
+        self.is_inside(address) && host != 0 && host != !mask && address != self.gateway
+    }
+
+    /// Whether an address is in the subnet.
+    fn is_inside(&self, address: Ipv4Addr) -> bool {
+        let mask = self.mask();
+        u32::from(address) & mask == u32::from(self.gateway) & mask
     }
 }
 
@@ -160,6 +176,9 @@ pub struct NetworkStatus {
     pub blocks: Vec<(String, String)>,
     /// Number of open forwarded TCP connections.
     pub connections: usize,
+    /// What machines have open to other networks.
+    #[serde(default)]
+    pub way_out: WayOutStatus,
     /// The packet capture; `None` if there is none.
     pub capture: Option<CaptureStatus>,
 }
@@ -169,6 +188,15 @@ impl NetworkStatus {
     pub fn port(&self, name: &str) -> Option<&PortStatus> {
         self.ports.iter().find(|port| port.name == name)
     }
+}
+
+/// What machines have open to other networks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayOutStatus {
+    /// TCP connections, also those that the host is still making.
+    pub connections: usize,
+    /// Flows of UDP and of echo requests.
+    pub flows: usize,
 }
 
 /// The status of a port.

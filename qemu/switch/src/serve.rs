@@ -7,6 +7,7 @@
 mod forwards;
 mod links;
 mod orders;
+mod way_out;
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -29,8 +30,11 @@ use tokio::time::{sleep, sleep_until};
 use super::NetworkOptions;
 use super::capture::Capture;
 use super::fabric::Fabric;
-use super::gateway::{Clock, Gateway};
+use super::gateway::Gateway;
+use crate::way_out::Policy;
+use crate::wire::Clock;
 use crate::{Mac, PortForward};
+use way_out::Sockets;
 
 const CAPTURE: &str = "capture.pcap";
 
@@ -99,6 +103,8 @@ struct Shared {
     gateway: RefCell<Gateway>,
     /// Slots for forwarded connections.
     places: Arc<Semaphore>,
+    /// The sockets of the way out, if there is one.
+    sockets: Option<Sockets>,
     entries: RefCell<Vec<Entry>>,
     tasks: mpsc::UnboundedSender<Task>,
     stop: Notify,
@@ -109,6 +115,12 @@ impl Shared {
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         // Refused only when the process ends.
         let _ = self.tasks.send(Box::pin(task));
+    }
+
+    /// The index of the port of the machine with this Ethernet address.
+    fn port_of(&self, mac: Mac) -> Option<usize> {
+        let entries = self.entries.borrow();
+        entries.iter().position(|entry| entry.mac == mac)
     }
 }
 
@@ -160,6 +172,15 @@ fn check(options: &NetworkOptions) -> Result<(), ServeError> {
     if options.lease.as_secs() < 2 || options.lease.as_secs() > u64::from(u32::MAX) {
         return refuse("lease", format!("{:?}", options.lease), "at least 2 s");
     }
+    if let Some(way_out) = &options.way_out
+        && let Some(alias) = Policy::new(options, way_out).bad_alias()
+    {
+        return refuse(
+            "way_out.aliases",
+            alias.to_string(),
+            "addresses that are neither in the subnet nor loopback, link-local, multicast or reserved",
+        );
+    }
     Ok(())
 }
 
@@ -199,6 +220,7 @@ async fn serve(
         clock,
         gateway: RefCell::new(Gateway::new(&options, clock)),
         places: Arc::new(Semaphore::new(forwards::MOST)),
+        sockets: options.way_out.as_ref().map(Sockets::new),
         options,
         seed,
         fabric: RefCell::new(Fabric::new(seed, capture)),
@@ -270,7 +292,10 @@ async fn serve_gateway(shared: Rc<Shared>) {
             continue;
         };
         let now = Instant::now();
-        shared.gateway.borrow_mut().take(frame, now, &mut replies);
+        let outgoing = shared.gateway.borrow_mut().take(frame, now, &mut replies);
+        if let Some(outgoing) = outgoing {
+            way_out::act(&shared, outgoing);
+        }
         let mut fabric = shared.fabric.borrow_mut();
         for reply in replies.drain(..) {
             fabric.take_from_gateway(&reply, now);

@@ -1,7 +1,8 @@
-//! One TCP connection of the host into the network.
+//! One TCP connection between the host and a machine, in either direction.
 //!
 //! The host's client connects to this process, which connects, from the gateway, to the machine, and forwards bytes
-//! both ways. The state of one end is passed to the other: an end of data is passed on by itself (half close), a reset
+//! both ways. Or this process has connected to a remote host, and the machine's connection to that host is accepted by a
+//! stack here, which has the remote host's address. The state of one end is passed to the other: an end of data is passed on by itself (half close), a reset
 //! is a reset, and a slow reader blocks the sender. Both buffers are fixed, so a connection uses at most their size and
 //! its inbox's.
 
@@ -14,10 +15,10 @@ use smoltcp::socket::tcp::{self, State};
 use smoltcp::wire::IpEndpoint;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, sleep_until};
 
-use super::gateway::{Clock, Inbox, Wire};
 use super::learning::Address;
+use super::wire::{Clock, Inbox, Wire};
 
 /// Size of each direction's buffer, in bytes.
 const BUFFER: usize = 128 << 10;
@@ -35,15 +36,28 @@ const SILENT_AT_END: Duration = Duration::from_secs(120);
 /// Keep-alive interval of an idle connection, so that one whose machine is gone ends eventually.
 const PROBE: Duration = Duration::from_secs(30);
 
+/// The time after which a machine's connection to another network is ended if it carries nothing: the minimum for
+/// address translation (RFC 5382, REQ-5), so that programs can rely on it. Those of the host are not ended.
+const IDLE: Duration = Duration::from_secs(2 * 60 * 60 + 4 * 60);
+
 /// The endpoints in the network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// The gateway's endpoint.
+    /// The endpoint on this side: the gateway's, or the remote one that a machine has connected to.
     pub(super) from: SocketAddrV4,
     /// The machine's endpoint.
     pub(super) to: SocketAddrV4,
     /// The machine's Ethernet address.
     pub(super) mac: Address,
+}
+
+/// Which side has asked for the connection.
+#[derive(Debug)]
+pub(super) enum Opener {
+    /// The host's client: the machine is asked to accept it.
+    Host,
+    /// The machine, by this frame. The host's side is connected.
+    Machine(Vec<u8>),
 }
 
 /// How a connection ended.
@@ -55,6 +69,17 @@ pub(super) enum End {
     ByMachine,
     /// The host's side is gone.
     ByHost,
+    /// It carried nothing for too long.
+    Idle,
+}
+
+/// smoltcp does not take these endpoints.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error("connect: {0}")]
+    Connect(#[from] tcp::ConnectError),
+    #[error("listen: {0}")]
+    Listen(#[from] tcp::ListenError),
 }
 
 struct Tunnel {
@@ -71,6 +96,8 @@ struct Tunnel {
     machine_ended: bool,
     /// The end of the machine's direction was passed to the host.
     told: bool,
+    /// The time at which it ends unless it carries something; none if it may be idle.
+    idle_end: Option<Instant>,
 }
 
 /// The path to the machine.
@@ -86,12 +113,13 @@ pub(super) trait Way {
 /// Forwards one connection until it ends.
 pub(super) async fn carry(
     mut host: TcpStream,
+    opener: Opener,
     ends: Ends,
     clock: Clock,
     inbox: &Inbox,
     way: &impl Way,
 ) -> End {
-    let mut tunnel = match Tunnel::open(ends, clock) {
+    let mut tunnel = match Tunnel::open(opener, ends, clock) {
         Ok(tunnel) => tunnel,
         Err(error) => {
             tracing::error!(%error, to = %ends.to, "cannot make a connection");
@@ -115,16 +143,14 @@ pub(super) async fn carry(
             Ok(Some(end)) => return end,
             Err(error) => {
                 tracing::debug!(%error, to = %ends.to, "the host's side of a connection failed");
-                tunnel.socket().abort();
-                tunnel.wire.full = false;
-                tunnel.poll();
-                tunnel
-                    .wire
-                    .sent
-                    .drain(..)
-                    .for_each(|frame| way.send(&frame));
+                tunnel.abort(way);
                 return End::ByHost;
             }
+        }
+        if tunnel.idle_end.is_some_and(|end| end <= Instant::now()) {
+            tunnel.abort(way);
+            reset(&host);
+            return End::Idle;
         }
         tunnel.wait(&host, inbox, way).await;
     }
@@ -138,7 +164,7 @@ fn reset(host: &TcpStream) {
 }
 
 impl Tunnel {
-    fn open(ends: Ends, clock: Clock) -> Result<Self, tcp::ConnectError> {
+    fn open(opener: Opener, ends: Ends, clock: Clock) -> Result<Self, OpenError> {
         let mut wire = Wire::new(ends.mac);
         let now = clock.at(Instant::now());
         // There is no other host on this device.
@@ -151,10 +177,19 @@ impl Tunnel {
         socket.set_timeout(Some(CONNECT.into()));
         let endpoint =
             |address: SocketAddrV4| IpEndpoint::new((*address.ip()).into(), address.port());
-        socket.connect(stack.context(), endpoint(ends.to), endpoint(ends.from))?;
+        let idle_end = match &opener {
+            Opener::Host => {
+                socket.connect(stack.context(), endpoint(ends.to), endpoint(ends.from))?;
+                None
+            }
+            Opener::Machine(_) => {
+                socket.listen(endpoint(ends.from))?;
+                Some(Instant::now() + IDLE)
+            }
+        };
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let handle = sockets.add(socket);
-        Ok(Self {
+        let mut tunnel = Self {
             clock,
             stack,
             sockets,
@@ -164,7 +199,29 @@ impl Tunnel {
             host_ended: false,
             machine_ended: false,
             told: false,
-        })
+            idle_end,
+        };
+        if let Opener::Machine(frame) = opener {
+            tunnel.wire.received.push_back(frame);
+            // From here on it does not listen any more.
+            tunnel.poll();
+        }
+        Ok(tunnel)
+    }
+
+    /// Sends the machine a reset.
+    fn abort(&mut self, way: &impl Way) {
+        self.socket().abort();
+        self.wire.full = false;
+        self.poll();
+        self.wire.sent.drain(..).for_each(|frame| way.send(&frame));
+    }
+
+    /// It has carried something.
+    fn moved(&mut self) {
+        if let Some(end) = &mut self.idle_end {
+            *end = Instant::now() + IDLE;
+        }
     }
 
     fn socket(&mut self) -> &mut tcp::Socket<'static> {
@@ -204,7 +261,11 @@ impl Tunnel {
     }
 
     fn is_done(&mut self) -> bool {
-        matches!(self.socket().state(), State::Closed | State::TimeWait)
+        // A socket that has accepted nothing yet listens again after a reset.
+        matches!(
+            self.socket().state(),
+            State::Closed | State::TimeWait | State::Listen
+        )
     }
 
     fn note_state(&mut self) {
@@ -227,7 +288,7 @@ impl Tunnel {
                 Err(error) => (0, Err(error)),
             });
             match written {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => self.moved(),
                 Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
                 Ok(Err(error)) => return Err(error),
                 Err(_) => break,
@@ -248,7 +309,7 @@ impl Tunnel {
                     self.socket().set_timeout(Some(SILENT_AT_END.into()));
                     self.socket().close();
                 }
-                Ok(Ok(_)) => {}
+                Ok(Ok(_)) => self.moved(),
                 Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
                 Ok(Err(error)) => return Err(error),
                 Err(_) => break,
@@ -275,13 +336,21 @@ impl Tunnel {
             (false, true) => Some(Interest::WRITABLE),
             (false, false) => None,
         };
+        let idle_end = self.idle_end;
         tokio::select! {
             () = inbox.arrived.notified() => {}
+            () = at(idle_end), if idle_end.is_some() => {}
             // An error shows at the next attempt to read or write.
             _ = host.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => {}
             () = after(due), if due.is_some() => {}
             () = way.drained(), if full && !done => {}
         }
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    if let Some(time) = time {
+        sleep_until(time.into()).await;
     }
 }
 

@@ -24,7 +24,11 @@ fn address(last: u8) -> Ipv4Addr {
 }
 
 fn server() -> Server {
-    let mut server = Server::new(SERVER, Ipv4Addr::new(255, 255, 255, 0), LEASE);
+    server_that(false)
+}
+
+fn server_that(resolves: bool) -> Server {
+    let mut server = Server::new(SERVER, Ipv4Addr::new(255, 255, 255, 0), LEASE, resolves);
     server.assign(MAC, address(10));
     server
 }
@@ -99,6 +103,25 @@ fn an_address_is_offered_and_granted_with_its_times() {
         }
         assert!(!options.contains_key(&6), "no name servers");
     }
+}
+
+#[test]
+fn a_server_that_resolves_says_so() {
+    let mut server = server_that(true);
+    let mut options_of = |kind, options: &[(u8, &[u8])]| {
+        let reply = server.take(&query(kind, NONE, options), Instant::now());
+        self::options(&reply.expect("an answer").message)
+    };
+    let wanted: &[(u8, &[u8])] = &[(50, &[10, 98, 0, 10])];
+    for told in [
+        options_of(DISCOVER, &[]),
+        options_of(REQUEST, wanted),
+        options_of(INFORM, &[]),
+    ] {
+        assert_eq!(told.get(&6), Some(&SERVER.octets().to_vec()));
+    }
+    let refused = options_of(REQUEST, &[(50, &[10, 98, 0, 11])]);
+    assert!(!refused.contains_key(&6), "a NAK says nothing else");
 }
 
 /// RFC 2131, 4.3.2: the content of a request shows the client's state.

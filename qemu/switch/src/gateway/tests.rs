@@ -5,21 +5,41 @@ use proptest::prelude::*;
 use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl, TcpRepr, TcpSeqNumber};
 
 use super::*;
+use crate::way_out::{Flow, WayOut};
+use crate::wire::INBOX;
 
 const GUEST_MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 
-fn gateway() -> Gateway {
-    let mut gateway = Gateway::new(&NetworkOptions::default(), Clock::start());
+fn gateway_with(way_out: Option<WayOut>) -> Gateway {
+    let options = NetworkOptions {
+        way_out,
+        ..NetworkOptions::default()
+    };
+    let mut gateway = Gateway::new(&options, Clock::start());
     gateway.dhcp.assign(GUEST_MAC, GUEST);
     gateway
 }
 
+fn gateway() -> Gateway {
+    gateway_with(None)
+}
+
 fn replies(gateway: &mut Gateway, frame: Vec<u8>) -> Vec<Vec<u8>> {
     let mut replies = Vec::new();
-    gateway.take(frame, Instant::now(), &mut replies);
+    let outgoing = gateway.take(frame, Instant::now(), &mut replies);
+    assert!(outgoing.is_none(), "{outgoing:?}");
     replies
+}
+
+/// The flow that the host has to do something for.
+fn outgoing(gateway: &mut Gateway, frame: Vec<u8>) -> Option<Flow> {
+    match gateway.take(frame, Instant::now(), &mut Vec::new())? {
+        Outgoing::Connect { flow, .. }
+        | Outgoing::Send { flow, .. }
+        | Outgoing::Query { flow, .. } => Some(flow),
+    }
 }
 
 /// A frame from the guest.
@@ -188,6 +208,50 @@ fn ports_differ_until_there_are_no_more() {
     assert_eq!(gateway.open().map(|(port, _)| port), Some(40_000));
 }
 
+#[test]
+fn other_networks_are_reached_by_a_way_out_only() {
+    let remote = Ipv4Addr::new(192, 0, 2, 1);
+    assert_eq!(outgoing(&mut gateway(), syn(remote, 80)), None);
+    assert!(replies(&mut gateway(), syn(remote, 80)).is_empty());
+    assert_eq!(outgoing(&mut gateway(), syn(GATEWAY, 53)), None);
+
+    let mut gateway = gateway_with(Some(WayOut::default()));
+    let flow = outgoing(&mut gateway, syn(remote, 80)).expect("a connection");
+    assert_eq!(flow.remote, (remote, 80).into());
+    // The gateway itself has no other services than before.
+    for frame in [syn(GATEWAY, 80), syn(GATEWAY, 7000)] {
+        let refused = replies(&mut gateway, frame);
+        assert_eq!(refused.len(), 1);
+    }
+    let flow = outgoing(&mut gateway, syn(GATEWAY, 53)).expect("a connection");
+    assert_eq!(flow.remote, (GATEWAY, 53).into());
+    // From an unknown machine, and to everybody.
+    for at in [0, 6] {
+        let mut frame = syn(remote, 81);
+        frame[at..at + 6].copy_from_slice(&[0x02, 0, 0, 0, 0, 9]);
+        assert_eq!(outgoing(&mut gateway, frame), None);
+    }
+}
+
+#[test]
+fn an_unknown_connection_to_another_network_is_reset_in_its_name() {
+    let remote = Ipv4Addr::new(192, 0, 2, 1);
+    let mut gateway = gateway_with(Some(WayOut::default()));
+    let flow = outgoing(&mut gateway, syn(remote, 80)).expect("a connection");
+    let router = gateway.router.as_mut().expect("a router");
+    router.close(&flow);
+    let mut stray = syn(remote, 80);
+    let mut segment = TcpPacket::new_unchecked(&mut stray[HEADER + 20..]);
+    segment.set_syn(false);
+    segment.set_ack(true);
+    segment.fill_checksum(&GUEST.into(), &remote.into());
+    let resets = replies(&mut gateway, stray);
+    assert_eq!(resets.len(), 1);
+    let packet = Ipv4Packet::new_checked(&resets[0][HEADER..]).expect("IP");
+    assert_eq!((packet.src_addr(), packet.dst_addr()), (remote, GUEST));
+    assert!(TcpPacket::new_checked(packet.payload()).expect("TCP").rst());
+}
+
 fn udp(payload: &[u8]) -> Vec<u8> {
     let repr = UdpRepr {
         src_port: DHCP_CLIENT_PORT,
@@ -207,15 +271,15 @@ fn udp(payload: &[u8]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_frames_are_taken(bytes in vec(any::<u8>(), 0..100), kind in 0..4) {
-        let mut gateway = gateway();
+    fn any_frames_are_taken(bytes in vec(any::<u8>(), 0..100), kind in 0..4, out: bool) {
+        let mut gateway = gateway_with(out.then(WayOut::default));
         let frame = match kind {
             0 => bytes,
             1 => frame(EthernetProtocol::Arp, &bytes),
             2 => frame(EthernetProtocol::Ipv4, &bytes),
             _ => udp(&bytes),
         };
-        replies(&mut gateway, frame);
+        outgoing(&mut gateway, frame);
     }
 
     /// Nearly packets, of all protocols.
@@ -223,19 +287,20 @@ proptest! {
     fn any_packets_are_taken(
         payload in vec(any::<u8>(), 0..100),
         protocol: u8,
-        to_us: bool,
+        to in 0..3_usize,
+        out: bool,
         flips in vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
     ) {
-        let mut gateway = gateway();
+        let mut gateway = gateway_with(out.then(WayOut::default));
         gateway.open().expect("a port");
-        let to = if to_us { GATEWAY } else { Ipv4Addr::BROADCAST };
+        let to = [GATEWAY, Ipv4Addr::BROADCAST, Ipv4Addr::new(192, 0, 2, 1)][to];
         for protocol in [IpProtocol::from(protocol), IpProtocol::Icmp, IpProtocol::Tcp, IpProtocol::Udp] {
             let mut frame = ip(to, protocol, &payload);
             for (at, flip) in &flips {
                 let at = at.index(frame.len());
                 frame[at] ^= flip;
             }
-            replies(&mut gateway, frame);
+            outgoing(&mut gateway, frame);
         }
     }
 }

@@ -1,19 +1,18 @@
 //! Forwarding of host connections to a machine's TCP ports.
 
-use std::cell::RefCell;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener};
 use std::rc::Rc;
 use std::time::Instant;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::sleep;
 
+use super::links::WayTo;
 use super::{ACCEPT_AGAIN, Shared};
 use crate::Mac;
-use crate::fabric::Fabric;
-use crate::tunnel::{self, Ends, Way};
+use crate::tunnel::{self, Ends, Opener};
 
 /// Maximum number of forwarded connections. Further ones wait for others to end.
 pub(super) const MOST: usize = 1024;
@@ -59,28 +58,6 @@ pub(super) async fn serve_forward(
     }
 }
 
-struct WayTo<'a> {
-    fabric: &'a RefCell<Fabric>,
-    port: usize,
-    drained: Rc<Notify>,
-}
-
-impl Way for WayTo<'_> {
-    fn send(&self, frame: &[u8]) {
-        let now = Instant::now();
-        self.fabric.borrow_mut().take_from_gateway(frame, now);
-    }
-
-    fn has_room(&self) -> bool {
-        self.fabric.borrow().has_room(self.port)
-    }
-
-    async fn drained(&self) {
-        // No other task has run between this and the check.
-        self.drained.notified().await;
-    }
-}
-
 async fn carry(
     shared: Rc<Shared>,
     machine: Machine,
@@ -107,12 +84,8 @@ async fn carry(
         to: SocketAddrV4::new(address, guest),
         mac: mac.0,
     };
-    let way = WayTo {
-        fabric: &shared.fabric,
-        port: machine.port,
-        drained: shared.fabric.borrow().drained(machine.port),
-    };
-    let end = tunnel::carry(host, ends, shared.clock, &inbox, &way).await;
+    let way = WayTo::new(&shared.fabric, machine.port);
+    let end = tunnel::carry(host, Opener::Host, ends, shared.clock, &inbox, &way).await;
     shared.gateway.borrow_mut().close(port);
     tracing::debug!(from = %ends.from, to = %ends.to, ?end, "connection");
 }

@@ -1,5 +1,6 @@
-//! The machines' connections: one task for each port.
+//! The machines' connections: one task for each port, and the way on which connections send to a machine.
 
+use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::time::Instant;
@@ -7,10 +8,13 @@ use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::{ACCEPT_AGAIN, Shared};
+use crate::fabric::Fabric;
 use crate::framing::Decoder;
+use crate::tunnel::Way;
 
 /// Bytes per read.
 const CHUNK: usize = 64 << 10;
@@ -91,5 +95,39 @@ async fn speak(shared: &Shared, port: usize, mut output: WriteHalf<'_>) -> io::R
         } else {
             output.write_all(&taken).await?;
         }
+    }
+}
+
+/// The way to the machine of a port.
+pub(super) struct WayTo<'a> {
+    fabric: &'a RefCell<Fabric>,
+    port: usize,
+    drained: Rc<Notify>,
+}
+
+impl<'a> WayTo<'a> {
+    pub(super) fn new(fabric: &'a RefCell<Fabric>, port: usize) -> Self {
+        let drained = fabric.borrow().drained(port);
+        Self {
+            fabric,
+            port,
+            drained,
+        }
+    }
+}
+
+impl Way for WayTo<'_> {
+    fn send(&self, frame: &[u8]) {
+        let now = Instant::now();
+        self.fabric.borrow_mut().take_from_gateway(frame, now);
+    }
+
+    fn has_room(&self) -> bool {
+        self.fabric.borrow().has_room(self.port)
+    }
+
+    async fn drained(&self) {
+        // No other task has run between this and the check.
+        self.drained.notified().await;
     }
 }

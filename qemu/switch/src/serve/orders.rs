@@ -12,11 +12,15 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 
+use super::way_out::Sockets;
 use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
 use crate::control::{Answer, MAX_REQUEST, Reply, Request};
 use crate::faults::Faults;
 use crate::learning::is_group;
-use crate::{GATEWAY_MAC, Mac, NetworkStatus, Port, PortForward, PortStatus, Refusal};
+use crate::way_out::Router;
+use crate::{
+    GATEWAY_MAC, Mac, NetworkStatus, Port, PortForward, PortStatus, Refusal, WayOutStatus,
+};
 
 /// Serves clients of the control socket.
 pub(super) async fn take_orders(shared: Rc<Shared>, listener: UnixListener) {
@@ -278,6 +282,10 @@ impl Shared {
                 .collect(),
             blocks: fabric.blocks().map(|(a, b)| (name(a), name(b))).collect(),
             connections: forwards::MOST - self.places.available_permits(),
+            way_out: WayOutStatus {
+                connections: gateway.router.as_ref().map_or(0, Router::connections),
+                flows: self.sockets.as_ref().map_or(0, Sockets::flows),
+            },
             capture: fabric.capture().map(|capture| capture.status()),
         }
     }

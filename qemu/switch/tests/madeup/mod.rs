@@ -4,6 +4,8 @@
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
+pub(crate) mod client;
+
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;

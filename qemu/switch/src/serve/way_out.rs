@@ -1,0 +1,109 @@
+//! The host's sockets of the way out: what the router has decided ([`crate::way_out`]) is done here.
+
+mod connections;
+mod datagrams;
+mod names;
+
+use std::cell::{Cell, RefCell};
+use std::env;
+use std::io::{self, ErrorKind};
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::Shared;
+use crate::Mac;
+use crate::way_out::proxy::{Proxies, ProxySettings};
+use crate::way_out::resolvers::Resolvers;
+use crate::way_out::{Flow, Flows, Limits, Outgoing, Quota, Unreachable, WayOut};
+use datagrams::Session;
+
+/// Limits of flows of UDP and echo requests. Each has a socket and a small buffer.
+const FLOWS: Limits = Limits {
+    machine: 256,
+    total: 1024,
+};
+
+/// Limits of DNS queries that have not been answered.
+const QUERIES: Limits = Limits {
+    machine: 64,
+    total: 256,
+};
+
+/// What the sockets of the way out have in common.
+pub(super) struct Sockets {
+    proxies: Proxies,
+    resolvers: RefCell<Resolvers>,
+    sessions: RefCell<Flows<Rc<Session>>>,
+    queries: RefCell<Quota>,
+    /// The host allows no ICMP sockets, which the log says once.
+    no_pings: Cell<bool>,
+    /// The proxy has refused a connection, which the log says once.
+    proxy_refused: Cell<bool>,
+}
+
+impl Sockets {
+    pub(super) fn new(options: &WayOut) -> Self {
+        let of_environment = || ProxySettings::of(|name| env::var(name).ok());
+        let settings = options.proxy.clone().unwrap_or_else(of_environment);
+        let (proxies, wrong) = Proxies::new(&settings);
+        for (name, error) in wrong {
+            tracing::warn!(name, %error, "cannot use a proxy: connections are made without it");
+        }
+        if !proxies.is_empty() {
+            tracing::info!(?proxies, "outgoing connections are made through proxies");
+        }
+        Self {
+            proxies,
+            resolvers: RefCell::new(Resolvers::new(options.resolvers.clone())),
+            sessions: RefCell::new(Flows::new(FLOWS)),
+            queries: RefCell::new(Quota::new(QUERIES)),
+            no_pings: Cell::new(false),
+            proxy_refused: Cell::new(false),
+        }
+    }
+
+    /// The number of flows of UDP and of echo requests.
+    pub(super) fn flows(&self) -> usize {
+        self.sessions.borrow().len()
+    }
+}
+
+/// Does what the router has decided. Never waits: what takes time is a task of its own.
+pub(super) fn act(shared: &Rc<Shared>, outgoing: Outgoing) {
+    match outgoing {
+        Outgoing::Connect {
+            flow,
+            target,
+            syn,
+            inbox,
+        } => shared.spawn(connections::serve(shared.clone(), flow, target, syn, inbox)),
+        Outgoing::Send {
+            flow,
+            target,
+            payload,
+        } => datagrams::send(shared, flow, target, &payload),
+        Outgoing::Query { flow, message } => names::ask(shared, flow, message),
+    }
+}
+
+/// Sends a frame to the machine of a flow. Dropped if the machine does not read its frames.
+fn deliver(shared: &Shared, flow: &Flow, frame: &[u8]) {
+    let Some(port) = shared.port_of(Mac(flow.mac)) else {
+        return;
+    };
+    let mut fabric = shared.fabric.borrow_mut();
+    if fabric.has_room(port) {
+        fabric.take_from_gateway(frame, Instant::now());
+    }
+}
+
+/// What a router would tell of this error; nothing about what only concerns this process.
+fn reason(error: &io::Error) -> Option<Unreachable> {
+    match error.kind() {
+        ErrorKind::NetworkUnreachable => Some(Unreachable::Network),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkDown => Some(Unreachable::Host),
+        ErrorKind::ConnectionRefused => Some(Unreachable::Port),
+        ErrorKind::PermissionDenied => Some(Unreachable::Prohibited),
+        _ => None,
+    }
+}

@@ -1,0 +1,200 @@
+//! The router by the packets of machines; `packet::tests` has their form.
+
+use std::net::Ipv4Addr;
+
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr,
+    TcpSeqNumber, UdpPacket, UdpRepr,
+};
+
+use super::*;
+use crate::fabric::HEADER;
+use crate::wire::{Wire, framed};
+
+const MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
+const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+fn router() -> Router {
+    let way_out = WayOut {
+        aliases: BTreeMap::from([(
+            Ipv4Addr::new(192, 0, 2, 7).into(),
+            Ipv4Addr::LOCALHOST.into(),
+        )]),
+        ..WayOut::default()
+    };
+    Router::new(&NetworkOptions::default(), &way_out)
+}
+
+fn packet(from: Ipv4Addr, to: Ipv4Addr, next_header: IpProtocol, payload: &[u8]) -> Vec<u8> {
+    let header = Ipv4Repr {
+        src_addr: from,
+        dst_addr: to,
+        next_header,
+        payload_len: payload.len(),
+        hop_limit: 64,
+    };
+    let length = header.buffer_len() + payload.len();
+    let mut frame = framed([0; 6], EthernetProtocol::Ipv4, length);
+    frame[6..12].copy_from_slice(&MAC);
+    let mut packet = Ipv4Packet::new_unchecked(&mut frame[HEADER..]);
+    header.emit(&mut packet, &ChecksumCapabilities::default());
+    packet.payload_mut().copy_from_slice(payload);
+    frame
+}
+
+fn tcp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), control: TcpControl, ack: bool) -> Vec<u8> {
+    let repr = TcpRepr {
+        src_port: from.1,
+        dst_port: to.1,
+        control,
+        seq_number: TcpSeqNumber(7),
+        ack_number: ack.then_some(TcpSeqNumber(1)),
+        window_len: 1000,
+        window_scale: None,
+        max_seg_size: None,
+        sack_permitted: false,
+        sack_ranges: [None; 3],
+        timestamp: None,
+        payload: &[],
+    };
+    let mut bytes = vec![0; repr.buffer_len()];
+    let mut segment = TcpPacket::new_unchecked(&mut bytes);
+    let checksums = ChecksumCapabilities::default();
+    repr.emit(&mut segment, &from.0.into(), &to.0.into(), &checksums);
+    packet(from.0, to.0, IpProtocol::Tcp, &bytes)
+}
+
+fn syn(from: u16, to: Ipv4Addr, port: u16) -> Vec<u8> {
+    tcp((MACHINE, from), (to, port), TcpControl::Syn, false)
+}
+
+fn udp(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
+    let repr = UdpRepr {
+        src_port: 5000,
+        dst_port: port,
+    };
+    let mut bytes = vec![0; repr.header_len() + 5];
+    repr.emit(
+        &mut UdpPacket::new_unchecked(&mut bytes),
+        &from.into(),
+        &to.into(),
+        5,
+        |buffer| buffer.copy_from_slice(b"hello"),
+        &ChecksumCapabilities::default(),
+    );
+    packet(from, to, IpProtocol::Udp, &bytes)
+}
+
+#[test]
+fn a_connection_is_opened_once_and_then_given_its_segments() {
+    let mut router = router();
+    let Verdict::Outgoing(Outgoing::Connect {
+        flow,
+        target,
+        inbox,
+        ..
+    }) = router.take(syn(4000, REMOTE, 80))
+    else {
+        panic!("no connection");
+    };
+    assert_eq!(target, Target::Outside("192.0.2.1:80".parse().unwrap()));
+    assert_eq!(router.connections(), 1);
+    // Repeated.
+    assert!(matches!(router.take(syn(4000, REMOTE, 80)), Verdict::Done));
+    let mut wire = Wire::new(MAC);
+    inbox.take(&mut wire);
+    assert_eq!(wire.received.len(), 1);
+    router.close(&flow);
+    assert_eq!(router.connections(), 0);
+    let segment = |control, ack| tcp((MACHINE, 4000), (REMOTE, 80), control, ack);
+    let stray = router.take(segment(TcpControl::None, true));
+    assert!(matches!(stray, Verdict::Refuse(_)));
+    let reset = router.take(segment(TcpControl::Rst, false));
+    assert!(matches!(reset, Verdict::Done));
+}
+
+#[test]
+fn the_gateway_is_a_resolver_and_nothing_else_of_the_host() {
+    let mut router = router();
+    let Verdict::Outgoing(Outgoing::Query { flow, message }) =
+        router.take(udp(MACHINE, GATEWAY, 53))
+    else {
+        panic!("no query");
+    };
+    assert_eq!(flow.machine.port(), 5000);
+    assert_eq!(message, b"hello");
+    let Verdict::Outgoing(Outgoing::Connect { target, .. }) = router.take(syn(4000, GATEWAY, 53))
+    else {
+        panic!("no connection");
+    };
+    assert_eq!(target, Target::Resolvers);
+    for frame in [udp(MACHINE, GATEWAY, 123), syn(4000, GATEWAY, 80)] {
+        assert!(matches!(router.take(frame), Verdict::Ours(_)));
+    }
+    for to in [
+        [127, 0, 0, 1],
+        [10, 98, 0, 11],
+        [10, 98, 0, 255],
+        [224, 0, 0, 1],
+        [169, 254, 0, 1],
+    ] {
+        for frame in [udp(MACHINE, to.into(), 53), syn(4000, to.into(), 53)] {
+            assert!(matches!(router.take(frame), Verdict::Done), "{to:?}");
+        }
+    }
+}
+
+#[test]
+fn an_alias_is_reached_where_it_stands_for() {
+    let sent = router().take(udp(MACHINE, Ipv4Addr::new(192, 0, 2, 7), 123));
+    let Verdict::Outgoing(Outgoing::Send {
+        flow,
+        target,
+        payload,
+    }) = sent
+    else {
+        panic!("not sent");
+    };
+    assert_eq!(flow.remote, "192.0.2.7:123".parse().unwrap());
+    assert_eq!(target, "127.0.0.1:123".parse().unwrap());
+    assert_eq!(payload, b"hello");
+}
+
+#[test]
+fn only_addresses_of_machines_are_translated() {
+    for from in [
+        [10, 98, 1, 10],
+        [127, 0, 0, 1],
+        [192, 0, 2, 9],
+        [10, 98, 0, 255],
+        [10, 98, 0, 1],
+    ] {
+        let verdict = router().take(udp(from.into(), REMOTE, 123));
+        assert!(matches!(verdict, Verdict::Done), "{from:?}");
+    }
+}
+
+#[test]
+fn a_connection_beyond_the_limit_is_refused_and_an_ended_one_makes_room() {
+    let mut router = router();
+    let mut flows = Vec::new();
+    for port in 1..=CONNECTIONS.machine {
+        let port = u16::try_from(port).unwrap();
+        match router.take(syn(port, REMOTE, 80)) {
+            Verdict::Outgoing(Outgoing::Connect { flow, .. }) => flows.push(flow),
+            other => panic!("{port}: {other:?}"),
+        }
+    }
+    let refused = router.take(syn(60_000, REMOTE, 80));
+    assert!(matches!(refused, Verdict::Refuse(_)));
+    // Another machine has its own.
+    let mut of_other = syn(60_000, REMOTE, 80);
+    of_other[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+    assert!(matches!(router.take(of_other), Verdict::Outgoing(_)));
+    router.close(&flows[3]);
+    let opened = router.take(syn(60_000, REMOTE, 80));
+    assert!(matches!(opened, Verdict::Outgoing(_)));
+}
