@@ -117,6 +117,11 @@ pub(crate) struct Args {
     /// Give each node a TPM 2.0 (swtpm), into which the firmware measures what it boots; a cluster keeps it
     #[arg(long)]
     tpm: bool,
+    /// Without a way out: the nodes reach each other, but no other networks. By default this host translates their TCP,
+    /// UDP, DNS and pings to sockets of its own, so they reach everything that you reach from here except its loopback, and
+    /// use the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names
+    #[arg(long)]
+    offline: bool,
     /// Leave the nodes running in the background once they are HOME
     #[arg(long)]
     detach: bool,
@@ -272,7 +277,8 @@ impl Args {
     }
 
     /// The configuration of the machines, based on the last run's: a cluster that has Kubernetes keeps it, and so does
-    /// one with TPMs, which may have sealed what its nodes need.
+    /// one with TPMs, which may have sealed what its nodes need. Whether they are offline is decided anew by each run, as
+    /// their network is.
     fn config(&self, last: Option<&MachineConfig>) -> MachineConfig {
         let tpm = self.tpm || last.is_some_and(|config| config.tpm);
         let last = last.filter(|config| config.kubernetes);
@@ -288,6 +294,7 @@ impl Args {
             card: self.card,
             clock: self.clock.clone().unwrap_or_default(),
             tpm,
+            offline: self.offline,
             kubernetes,
             bundle: self
                 .bundle
@@ -328,7 +335,11 @@ fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
         Some(record::Storage::Tpm) => "storage encrypted, opened by each node's TPM",
         None => "parameters of your own",
     };
-    ui.say(format_args!("{what}{nodes}; {storage}"));
+    let offline = match &record.config {
+        Some(config) if config.offline => "; offline",
+        _ => "",
+    };
+    ui.say(format_args!("{what}{nodes}; {storage}{offline}"));
 }
 
 /// One run, after everything was built.

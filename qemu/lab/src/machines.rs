@@ -10,7 +10,7 @@ use hearth_qemu::command::{Boot, Machine, TpmInterface};
 use hearth_qemu::disk::Cache;
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
-use hearth_qemu::switch::NetworkOptions;
+use hearth_qemu::switch::{NetworkOptions, WayOut};
 
 use crate::record::{Artifacts, ClusterRecord, MachineConfig};
 use crate::{LabError, Result};
@@ -111,7 +111,7 @@ impl Blueprint {
         &self.config
     }
 
-    /// The network, with a slot for each node of the cluster.
+    /// The network, with a slot for each node of the cluster, and with a way out unless the machines are offline.
     pub fn network(&self, record: &ClusterRecord) -> NetworkSpec {
         let mut forwards = vec![
             names::PORT_CURATOR,
@@ -126,6 +126,7 @@ impl Blueprint {
         }
         let options = NetworkOptions {
             gateway: GATEWAY,
+            way_out: (!self.config.offline).then(WayOut::default),
             ..NetworkOptions::default()
         };
         network(&self.artifacts.switch, options, record.nodes, &forwards)

@@ -146,6 +146,9 @@ pub struct MachineConfig {
     /// Whether they have a TPM.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub tpm: bool,
+    /// Whether they reach no other networks by this host.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub offline: bool,
     /// Whether they have Kubernetes.
     #[serde(default)]
     pub kubernetes: bool,
@@ -439,10 +442,11 @@ mod tests {
         let mut record = ClusterRecord::parse(KEPT.as_bytes()).unwrap();
         let config = record.config.as_mut().unwrap();
         (config.disk_bus, config.card) = (DiskBus::Nvme, Card::E1000e);
-        config.tpm = true;
+        (config.tpm, config.offline) = (true, true);
         config.clock = "2060-01-01T00:00:00".parse().unwrap();
         let json = record.to_json().unwrap();
         assert!(json.contains("\"tpm\": true"), "{json}");
+        assert!(json.contains("\"offline\": true"), "{json}");
         assert!(json.contains("\"disk_bus\": \"nvme\""), "{json}");
         assert_eq!(ClusterRecord::parse(json.as_bytes()).unwrap(), record);
     }

@@ -271,7 +271,7 @@ async fn bytes_arrive_over_a_bad_link() {
         .expect("set");
     let connection = world.connect(port).await;
     let mut host = accept(&listener).await;
-    let sent = bytes(128 << 10);
+    let sent = bytes(64 << 10);
     let there = async {
         connection.send(&sent).await.expect("sent");
         connection.close();
@@ -433,12 +433,15 @@ async fn the_gateway_resolves_names_by_udp_and_tcp() {
     }
     drop(silent);
 
-    let connection = soon(world.machine.connect(gateway)).await;
-    let connection = connection.err();
-    assert_eq!(connection.map(|error| error.kind()), None);
+    let connection = soon(world.machine.connect(gateway))
+        .await
+        .expect("connected");
     let mut host = accept(&by_tcp).await;
     host.write_all(b"welcome").await.expect("sent");
     drop(host);
+    let received = soon(connection.receive_all()).await.expect("received");
+    assert_eq!(received, b"welcome");
+    connection.close();
     world.all_ended().await;
 }
 
@@ -494,9 +497,10 @@ async fn the_loopback_and_the_subnet_are_never_translated() {
         [127, 0, 0, 1],
         [127, 0, 0, 53],
         [10, 98, 0, 1],
-        [10, 98, 0, 77],
         [169, 254, 0, 1],
     ] {
+        // Each from a socket of its own: smoltcp keeps what it cannot send at the head of the queue.
+        let socket = world.machine.udp();
         socket.send(SocketAddrV4::new(to.into(), port), b"never");
     }
     let connection = world

@@ -105,7 +105,11 @@ impl Developer {
 
     /// Starts a run in the foreground.
     fn runs(&self, words: &[&str]) -> anyhow::Result<Child> {
-        let words = [&["run", "--direct", "--accel", self.accel], words].concat();
+        let words = [
+            &["run", "--direct", "--offline", "--accel", self.accel],
+            words,
+        ]
+        .concat();
         let child = self.command(&words).spawn();
         child.with_context(|| format!("start {words:?}"))
     }
@@ -292,6 +296,7 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
     let run = [
         "run",
         "--direct",
+        "--offline",
         "--accel",
         developer.accel,
         "--detach",
@@ -394,7 +399,14 @@ async fn an_encrypted_cluster_that_was_off_is_unlocked() -> Outcome {
     let test = TestCtx::begin(here!())?;
     test.place()?;
     let developer = Developer::of(&test);
-    let run = ["run", "--direct", "--accel", developer.accel, "--detach"];
+    let run = [
+        "run",
+        "--direct",
+        "--offline",
+        "--accel",
+        developer.accel,
+        "--detach",
+    ];
     let founded = [&run[..], &["--nodes", "3"]].concat();
     let founded = developer.does(&founded).await?;
     ensure!(founded.stderr.contains("storage encrypted"), "{founded:#?}");

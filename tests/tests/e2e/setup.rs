@@ -23,7 +23,10 @@ const TASKS: &[(&[&str], &str)] = &[
     (&["image --format qcow2"], "hearth.qcow2"),
     (&["sizes"], "init"),
     (
-        &["run --direct --detach --storage insecure", "stop --force"],
+        &[
+            "run --direct --offline --detach --storage insecure",
+            "stop --force",
+        ],
         "node-1 is HOME",
     ),
     (&["test unit hearth-base"], "passed"),

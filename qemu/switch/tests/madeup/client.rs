@@ -203,7 +203,7 @@ impl Client {
     pub(crate) async fn connect(&self, to: SocketAddrV4) -> io::Result<Connection> {
         let connection = self.connecting(to);
         let state = connection.socket(|socket| match socket.state() {
-            tcp::State::SynSent | tcp::State::SynReceived => None,
+            state if is_opening(state) => None,
             state => Some(state),
         });
         match state.await {
@@ -262,6 +262,10 @@ impl Client {
     }
 }
 
+fn is_opening(state: tcp::State) -> bool {
+    matches!(state, tcp::State::SynSent | tcp::State::SynReceived)
+}
+
 fn endpoint(address: SocketAddrV4) -> IpEndpoint {
     IpEndpoint::new((*address.ip()).into(), address.port())
 }
@@ -316,6 +320,7 @@ impl Connection {
                 Ok(bytes) if bytes.is_empty() => None,
                 Ok(bytes) => Some(Ok(bytes)),
                 Err(tcp::RecvError::Finished) => Some(Ok(Vec::new())),
+                Err(tcp::RecvError::InvalidState) if is_opening(socket.state()) => None,
                 Err(tcp::RecvError::InvalidState) => Some(Err(ErrorKind::ConnectionReset.into())),
             }
         })
