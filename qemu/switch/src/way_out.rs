@@ -33,8 +33,9 @@
 //! afterwards, gives the machine the truth about who refuses: a proxy that accepts everything breaks clients that try
 //! several addresses.
 //!
-//! Addresses are general, packets are those of IPv4: machines have no IPv6 addresses. [`packet`] is the only part that
-//! knows the difference.
+//! Addresses are general, and so are the policy, the flows, the proxy and the sockets; packets and stacks are those of
+//! IPv4, since machines have no IPv6 addresses. What IPv6 would add is in [`packet`], `wire`, and the endpoints of
+//! `tunnel`.
 
 pub(super) mod dns;
 mod flows;

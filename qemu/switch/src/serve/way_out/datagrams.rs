@@ -36,6 +36,15 @@ pub(super) struct Session {
     evicted: Notify,
 }
 
+/// A flow has no socket.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error("this host allows no unprivileged ICMP sockets")]
+    NoPings,
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
 /// Sends what a machine has sent. The first datagram of a flow opens its socket.
 pub(super) fn send(shared: &Rc<Shared>, flow: Flow, target: SocketAddr, payload: &[u8]) {
     let Some(sockets) = &shared.sockets else {
@@ -44,7 +53,13 @@ pub(super) fn send(shared: &Rc<Shared>, flow: Flow, target: SocketAddr, payload:
     let known = sockets.sessions.borrow_mut().get(&flow).cloned();
     let session = match known.map_or_else(|| open(shared, sockets, flow, target), Ok) {
         Ok(session) => session,
-        Err(error) => return report_failed(shared, sockets, &flow, &error),
+        Err(OpenError::NoPings) => return warn_of_pings(sockets),
+        Err(OpenError::System(error)) => {
+            if super::reason(&error).is_none() {
+                tracing::warn!(to = %flow.remote, %error, "cannot open a socket for a machine");
+            }
+            return report(shared, &flow, &error);
+        }
     };
     session.used.set(Instant::now());
     // An error is that of an earlier datagram, and has kept this one from being sent.
@@ -63,12 +78,12 @@ fn open(
     sockets: &Sockets,
     flow: Flow,
     target: SocketAddr,
-) -> io::Result<Rc<Session>> {
+) -> Result<Rc<Session>, OpenError> {
     let socket = match flow.protocol {
         Protocol::Ping => icmp_socket(target)?,
         Protocol::Udp | Protocol::Tcp => udp_socket(target)?,
     };
-    rustix::net::connect(&socket, &target)?;
+    rustix::net::connect(&socket, &target).map_err(io::Error::from)?;
     let session = Rc::new(Session {
         socket: UdpSocket::from_std(socket)?,
         used: Cell::new(Instant::now()),
@@ -96,17 +111,18 @@ fn udp_socket(target: SocketAddr) -> io::Result<StdUdpSocket> {
     Ok(socket)
 }
 
-/// # Errors
-/// [`ErrorKind::PermissionDenied`] where the host does not allow it.
-fn icmp_socket(target: SocketAddr) -> io::Result<StdUdpSocket> {
+fn icmp_socket(target: SocketAddr) -> Result<StdUdpSocket, OpenError> {
     if target.is_ipv6() {
         // The messages of ICMPv6 are others.
-        return Err(ErrorKind::Unsupported.into());
+        return Err(OpenError::System(ErrorKind::Unsupported.into()));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(ipproto::ICMP);
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, protocol)?;
-    Ok(socket.into())
+    match socket_with(AddressFamily::INET, SocketType::DGRAM, flags, protocol) {
+        Ok(socket) => Ok(socket.into()),
+        Err(Errno::ACCESS | Errno::PERM) => Err(OpenError::NoPings),
+        Err(error) => Err(OpenError::System(error.into())),
+    }
 }
 
 /// Passes to the machine what its flow receives, until that is idle for too long.
@@ -150,21 +166,14 @@ fn pass_on(shared: &Shared, flow: &Flow, payload: &[u8]) {
     }
 }
 
-/// A flow has no socket.
-fn report_failed(shared: &Shared, sockets: &Sockets, flow: &Flow, error: &io::Error) {
-    if flow.protocol == Protocol::Ping && error.kind() == ErrorKind::PermissionDenied {
-        if !sockets.no_pings.replace(true) {
-            tracing::warn!(
-                "this host allows no unprivileged ICMP sockets (sysctl net.ipv4.ping_group_range): echo requests of \
-                 machines to other networks are not answered"
-            );
-        }
-        return;
+/// Says once that echo requests are not translated.
+fn warn_of_pings(sockets: &Sockets) {
+    if !sockets.no_pings.replace(true) {
+        tracing::warn!(
+            "this host allows no unprivileged ICMP sockets (sysctl net.ipv4.ping_group_range): echo requests of machines \
+             to other networks are not answered"
+        );
     }
-    if super::reason(error).is_none() {
-        tracing::warn!(to = %flow.remote, %error, "cannot open a socket for a machine");
-    }
-    report(shared, flow, error);
 }
 
 /// Tells the machine what a router would.
