@@ -3,11 +3,10 @@
 //! They are those of its resolv.conf, which other programs rewrite whenever the host's network changes, so the file is
 //! read again when it is another one. Resolvers on the host's loopback work: it is the host that asks them.
 
-use std::fs;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::{fs, io};
 
 use super::DNS;
 
