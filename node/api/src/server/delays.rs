@@ -3,7 +3,7 @@
 //! A node that has all its connections is refused after its handshake, since only the handshake says which
 //! node it is. Its client may then begin the next handshake at once, and handshakes are what costs a server
 //! most: without a delay, a single node can keep it busy with nothing else. Other clients at the same
-//! address are delayed as well, but none of them is refused.
+//! address are delayed as well.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
