@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
@@ -32,6 +34,20 @@ pub struct ConnectionInfo {
 pub(super) enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
+}
+
+/// How often a socket that waits for its handshake is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Waits until the peer has closed the connection. Reads nothing: what has arrived belongs to the handshake,
+/// and while it lies there, the socket is readable all the time.
+pub(super) async fn closed(socket: &TcpStream) {
+    while let Ok(ready) = socket.ready(Interest::READABLE).await {
+        if ready.is_read_closed() {
+            return;
+        }
+        sleep(LOOK_EVERY).await;
+    }
 }
 
 /// An accepted connection.

@@ -16,7 +16,7 @@ use super::Refused;
 use crate::shares::Shares;
 
 /// Handshakes from an address are delayed for this long after a node was refused there.
-const DELAYED_FOR: Duration = Duration::from_secs(10);
+const DELAYED_FOR: Duration = Duration::from_secs(60);
 /// Addresses that are kept before those are forgotten that are delayed no more.
 const FORGET_BEYOND: usize = 1024;
 
@@ -51,8 +51,13 @@ impl Delays {
         until.insert(from, now + DELAYED_FOR);
     }
 
-    /// Waits before a handshake from this address, if it is delayed.
-    pub(super) async fn wait(&self, from: IpAddr) -> Result<(), Refused> {
+    /// Waits before a handshake from this address, if it is delayed, or until the peer has `gone`:
+    /// those that give up must not take the places of those that wait.
+    pub(super) async fn wait(
+        &self,
+        from: IpAddr,
+        gone: impl Future<Output = ()>,
+    ) -> Result<(), Refused> {
         if !self.is_delayed(from) {
             return Ok(());
         }
@@ -60,6 +65,7 @@ impl Delays {
         tokio::select! {
             biased;
             () = share.lost() => Err(Refused::Replaced),
+            () = gone => Err(Refused::Gone),
             () = tokio::time::sleep(self.each) => Ok(()),
         }
     }
@@ -82,7 +88,8 @@ mod tests {
         let address = |number: u32| IpAddr::from(number.to_be_bytes());
         let waited = async |number: u32| {
             let begin = Instant::now();
-            delays.wait(address(number)).await.unwrap();
+            let wait = delays.wait(address(number), std::future::pending());
+            wait.await.unwrap();
             begin.elapsed().as_secs()
         };
         assert_eq!(waited(1).await, 0);
@@ -91,6 +98,8 @@ mod tests {
             (waited(1).await, waited(2).await, waited(1).await),
             (2, 0, 2)
         );
+        let given_up = delays.wait(address(1), async {}).await;
+        assert!(matches!(given_up, Err(Refused::Gone)));
         tokio::time::advance(DELAYED_FOR).await;
         assert_eq!(waited(1).await, 0);
         for number in 0..2 * FORGET_BEYOND as u32 {

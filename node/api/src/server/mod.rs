@@ -347,6 +347,8 @@ enum Refused {
     Socket(#[source] io::Error),
     #[error("TLS handshake not complete within {0:?}")]
     Slow(Duration),
+    #[error("the peer has closed the connection before its handshake")]
+    Gone,
     #[error("too many concurrent handshakes: another one has taken the place of this one")]
     Replaced,
     #[error("TLS handshake failed")]
@@ -363,7 +365,7 @@ impl Handshake {
     async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr) {
         let from = block(remote.ip());
         let connection = async {
-            self.delays.wait(from).await?;
+            self.delays.wait(from, connection::closed(&stream)).await?;
             let share = self.shares.take(from);
             tokio::select! {
                 biased;
