@@ -358,16 +358,6 @@ pub fn cluster_bootstrap(
     }
 }
 
-/// The parameters with which the first node bootstraps such a cluster.
-pub fn bootstrap_parameters(
-    owner: &PublicKey,
-    secret: &FirstContactSecret,
-    configuration: v1::ClusterConfiguration,
-) -> v1::NodeParameters {
-    let bootstrap = cluster_bootstrap(owner, secret, configuration);
-    parameters(node_parameters::Cluster::ClusterBootstrap(bootstrap))
-}
-
 /// Parameters that say only how the machine gets into a cluster.
 pub fn parameters(cluster: node_parameters::Cluster) -> v1::NodeParameters {
     v1::NodeParameters {

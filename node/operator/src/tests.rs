@@ -90,7 +90,8 @@ fn a_founder_is_told_who_owns_its_cluster() {
         cluster_domain: "example".into(),
         ..v1::ClusterConfiguration::default()
     };
-    let told = bootstrap_parameters(&key.public(), &secret, configuration.clone());
+    let bootstrap = cluster_bootstrap(&key.public(), &secret, configuration.clone());
+    let told = parameters(node_parameters::Cluster::ClusterBootstrap(bootstrap));
     let Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)) = told.cluster else {
         panic!("{told:?}");
     };

@@ -2,8 +2,8 @@
 //!
 //! One process (`hearth-switch`) is the whole network: a learning switch with a port for each machine, a DHCP server, a
 //! gateway through which the host reaches every machine at the machine's own address and, where the options have it,
-//! machines reach other networks, a packet capture, and faults that can be set while it runs. It is a separate process because machines that are left running outlive their launcher,
-//! and so must their network.
+//! machines reach other networks, a packet capture, and faults that can be set while it runs. It is a separate process
+//! because machines that are left running outlive their launcher, and so must their network.
 //!
 //! ```no_run
 //! # async fn network() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,6 +70,8 @@ mod faults;
 mod framing;
 mod gateway;
 mod learning;
+#[cfg(test)]
+mod packets;
 mod serve;
 mod tunnel;
 mod way_out;

@@ -2,9 +2,9 @@
 //!
 //! The host's client connects to this process, which connects, from the gateway, to the machine, and forwards bytes
 //! both ways. Or this process has connected to a remote host, and the machine's connection to that host is accepted by a
-//! stack here, which has the remote host's address. The state of one end is passed to the other: an end of data is passed on by itself (half close), a reset
-//! is a reset, and a slow reader blocks the sender. Both buffers are fixed, so a connection uses at most their size and
-//! its inbox's.
+//! stack here, which has the remote host's address. The state of one end is passed to the other: an end of data is
+//! passed on by itself (half close), a reset is a reset, and a slow reader blocks the sender. Both buffers are fixed, so
+//! a connection uses at most their size and its inbox's.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddrV4;

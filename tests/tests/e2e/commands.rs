@@ -103,13 +103,15 @@ impl Developer {
         Ok(())
     }
 
+    /// The words of a run as tests need it, and further ones.
+    fn run<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        let usual = ["run", "--direct", "--offline", "--accel", self.accel];
+        [&usual, words].concat()
+    }
+
     /// Starts a run in the foreground.
     fn runs(&self, words: &[&str]) -> anyhow::Result<Child> {
-        let words = [
-            &["run", "--direct", "--offline", "--accel", self.accel],
-            words,
-        ]
-        .concat();
+        let words = self.run(words);
         let child = self.command(&words).spawn();
         child.with_context(|| format!("start {words:?}"))
     }
@@ -293,18 +295,7 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
         .await?;
     developer.is_told(&["stop"], "nothing is running").await?;
 
-    let run = [
-        "run",
-        "--direct",
-        "--offline",
-        "--accel",
-        developer.accel,
-        "--detach",
-        "--storage",
-        "insecure",
-        "--nodes",
-        "2",
-    ];
+    let run = developer.run(&["--detach", "--storage", "insecure", "--nodes", "2"]);
     let told = developer.does(&run).await?;
     for machine in ["node-1 is HOME", "node-2 is HOME"] {
         ensure!(told.stdout.contains(machine), "{told:#?}");
@@ -399,14 +390,7 @@ async fn an_encrypted_cluster_that_was_off_is_unlocked() -> Outcome {
     let test = TestCtx::begin(here!())?;
     test.place()?;
     let developer = Developer::of(&test);
-    let run = [
-        "run",
-        "--direct",
-        "--offline",
-        "--accel",
-        developer.accel,
-        "--detach",
-    ];
+    let run = developer.run(&["--detach"]);
     let founded = [&run[..], &["--nodes", "3"]].concat();
     let founded = developer.does(&founded).await?;
     ensure!(founded.stderr.contains("storage encrypted"), "{founded:#?}");

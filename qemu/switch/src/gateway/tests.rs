@@ -2,9 +2,10 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl, TcpRepr, TcpSeqNumber};
+use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl};
 
 use super::*;
+use crate::packets;
 use crate::way_out::{Flow, WayOut};
 use crate::wire::INBOX;
 
@@ -44,50 +45,15 @@ fn outgoing(gateway: &mut Gateway, frame: Vec<u8>) -> Option<Flow> {
 
 /// A frame from the guest.
 fn frame(kind: EthernetProtocol, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = framed(GATEWAY_MAC.0, kind, payload.len());
-    bytes[6..12].copy_from_slice(&GUEST_MAC);
-    bytes[HEADER..].copy_from_slice(payload);
-    bytes
+    packets::frame(GUEST_MAC, kind, payload)
 }
 
 fn ip(to: Ipv4Addr, next_header: IpProtocol, payload: &[u8]) -> Vec<u8> {
-    let repr = Ipv4Repr {
-        src_addr: GUEST,
-        dst_addr: to,
-        next_header,
-        payload_len: payload.len(),
-        hop_limit: 64,
-    };
-    let mut bytes = vec![0; repr.buffer_len() + payload.len()];
-    let mut packet = Ipv4Packet::new_unchecked(&mut bytes);
-    repr.emit(&mut packet, &phy::ChecksumCapabilities::default());
-    packet.payload_mut().copy_from_slice(payload);
-    frame(EthernetProtocol::Ipv4, &bytes)
+    packets::ip(GUEST_MAC, GUEST, to, next_header, payload)
 }
 
 fn syn(to: Ipv4Addr, port: u16) -> Vec<u8> {
-    let repr = TcpRepr {
-        src_port: 4000,
-        dst_port: port,
-        control: TcpControl::Syn,
-        seq_number: TcpSeqNumber(7),
-        ack_number: None,
-        window_len: 1000,
-        window_scale: None,
-        max_seg_size: None,
-        sack_permitted: false,
-        sack_ranges: [None; 3],
-        timestamp: None,
-        payload: &[],
-    };
-    let mut bytes = vec![0; repr.buffer_len()];
-    repr.emit(
-        &mut TcpPacket::new_unchecked(&mut bytes),
-        &GUEST.into(),
-        &to.into(),
-        &phy::ChecksumCapabilities::default(),
-    );
-    ip(to, IpProtocol::Tcp, &bytes)
+    packets::tcp(GUEST_MAC, (GUEST, 4000), (to, port), TcpControl::Syn, false)
 }
 
 #[test]

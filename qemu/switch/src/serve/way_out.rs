@@ -7,6 +7,7 @@ mod names;
 use std::cell::{Cell, RefCell};
 use std::env;
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -95,6 +96,15 @@ fn deliver(shared: &Shared, flow: &Flow, frame: &[u8]) {
     if fabric.has_room(port) {
         fabric.take_from_gateway(frame, Instant::now());
     }
+}
+
+/// The address from which a socket reaches this one: any, and a free port.
+fn any_for(target: SocketAddr) -> SocketAddr {
+    let address: IpAddr = match target {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    SocketAddr::new(address, 0)
 }
 
 /// What a router would tell of this error; nothing about what only concerns this process.

@@ -46,7 +46,7 @@ pub(super) fn parse(frame: &[u8]) -> Option<(Flow, Content<'_>)> {
         return None;
     }
     let (from, to) = (packet.src_addr(), packet.dst_addr());
-    let payload = packet.payload_whole(frame)?;
+    let payload = payload_of(&packet, frame)?;
     let checksums = ChecksumCapabilities::default();
     let (protocol, source, destination, content) = match packet.next_header() {
         IpProtocol::Tcp => {
@@ -100,16 +100,10 @@ pub(super) fn parse(frame: &[u8]) -> Option<(Flow, Content<'_>)> {
     Some((flow, content))
 }
 
-/// The payload with the lifetime of the frame, which smoltcp's accessor does not have.
-trait Whole {
-    fn payload_whole<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]>;
-}
-
-impl Whole for Ipv4Packet<&[u8]> {
-    fn payload_whole<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]> {
-        let start = HEADER + usize::from(self.header_len());
-        frame.get(start..HEADER + usize::from(self.total_len()))
-    }
+/// The payload of a frame's packet, with the lifetime of the frame, which smoltcp's accessor does not have.
+fn payload_of<'a>(packet: &Ipv4Packet<&[u8]>, frame: &'a [u8]) -> Option<&'a [u8]> {
+    let start = HEADER + usize::from(packet.header_len());
+    frame.get(start..HEADER + usize::from(packet.total_len()))
 }
 
 /// Whether an answer does not fit into one packet.

@@ -3,14 +3,11 @@
 use std::net::Ipv4Addr;
 
 use smoltcp::phy::ChecksumCapabilities;
-use smoltcp::wire::{
-    EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr,
-    TcpSeqNumber, UdpPacket, UdpRepr,
-};
+use smoltcp::wire::{IpProtocol, TcpControl, UdpPacket, UdpRepr};
 
 use super::*;
-use crate::fabric::HEADER;
-use crate::wire::{Wire, framed};
+use crate::packets;
+use crate::wire::Wire;
 
 const MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
 const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
@@ -28,43 +25,8 @@ fn router() -> Router {
     Router::new(&NetworkOptions::default(), &way_out)
 }
 
-fn packet(from: Ipv4Addr, to: Ipv4Addr, next_header: IpProtocol, payload: &[u8]) -> Vec<u8> {
-    let header = Ipv4Repr {
-        src_addr: from,
-        dst_addr: to,
-        next_header,
-        payload_len: payload.len(),
-        hop_limit: 64,
-    };
-    let length = header.buffer_len() + payload.len();
-    let mut frame = framed([0; 6], EthernetProtocol::Ipv4, length);
-    frame[6..12].copy_from_slice(&MAC);
-    let mut packet = Ipv4Packet::new_unchecked(&mut frame[HEADER..]);
-    header.emit(&mut packet, &ChecksumCapabilities::default());
-    packet.payload_mut().copy_from_slice(payload);
-    frame
-}
-
 fn tcp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), control: TcpControl, ack: bool) -> Vec<u8> {
-    let repr = TcpRepr {
-        src_port: from.1,
-        dst_port: to.1,
-        control,
-        seq_number: TcpSeqNumber(7),
-        ack_number: ack.then_some(TcpSeqNumber(1)),
-        window_len: 1000,
-        window_scale: None,
-        max_seg_size: None,
-        sack_permitted: false,
-        sack_ranges: [None; 3],
-        timestamp: None,
-        payload: &[],
-    };
-    let mut bytes = vec![0; repr.buffer_len()];
-    let mut segment = TcpPacket::new_unchecked(&mut bytes);
-    let checksums = ChecksumCapabilities::default();
-    repr.emit(&mut segment, &from.0.into(), &to.0.into(), &checksums);
-    packet(from.0, to.0, IpProtocol::Tcp, &bytes)
+    packets::tcp(MAC, from, to, control, ack)
 }
 
 fn syn(from: u16, to: Ipv4Addr, port: u16) -> Vec<u8> {
@@ -85,7 +47,7 @@ fn udp(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
         |buffer| buffer.copy_from_slice(b"hello"),
         &ChecksumCapabilities::default(),
     );
-    packet(from, to, IpProtocol::Udp, &bytes)
+    packets::ip(MAC, from, to, IpProtocol::Udp, &bytes)
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket as StdUdpSocket};
+use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -102,11 +102,7 @@ fn open(
 }
 
 fn udp_socket(target: SocketAddr) -> io::Result<StdUdpSocket> {
-    let any = match target {
-        SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
-        SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
-    };
-    let socket = StdUdpSocket::bind(any)?;
+    let socket = StdUdpSocket::bind(super::any_for(target))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

@@ -4,7 +4,7 @@
 //! no resolver answers is not answered: the machine asks again, as it would ask the resolvers themselves.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -56,11 +56,7 @@ async fn first_answer(servers: &[SocketAddr], query: &[u8]) -> Option<Vec<u8>> {
 }
 
 async fn answer_of(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
-    let any = match server {
-        SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
-        SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
-    };
-    let socket = UdpSocket::bind(any).await?;
+    let socket = UdpSocket::bind(super::any_for(server)).await?;
     socket.connect(server).await?;
     socket.send(query).await?;
     let mut buffer = vec![0; LARGEST];

@@ -1,8 +1,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
-use smoltcp::wire::TcpSeqNumber;
 
 use super::*;
+use crate::packets;
 
 const MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
 const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
@@ -43,28 +43,7 @@ fn udp(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 fn tcp(control: TcpControl, ack: bool) -> Vec<u8> {
-    let repr = TcpRepr {
-        src_port: 4000,
-        dst_port: 80,
-        control,
-        seq_number: TcpSeqNumber(7),
-        ack_number: ack.then_some(TcpSeqNumber(1)),
-        window_len: 1000,
-        window_scale: None,
-        max_seg_size: None,
-        sack_permitted: false,
-        sack_ranges: [None; 3],
-        timestamp: None,
-        payload: &[],
-    };
-    sent(IpProtocol::Tcp, repr.buffer_len(), |bytes| {
-        repr.emit(
-            &mut TcpPacket::new_unchecked(bytes),
-            &MACHINE.into(),
-            &REMOTE.into(),
-            &ChecksumCapabilities::default(),
-        );
-    })
+    packets::tcp(MAC, (MACHINE, 4000), (REMOTE, 80), control, ack)
 }
 
 fn ping(ident: u16, data: &[u8]) -> Vec<u8> {
@@ -87,7 +66,7 @@ fn received(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, &[u8]) {
     assert_eq!(ethernet.dst_addr().0, MAC);
     let packet = Ipv4Packet::new_checked(&frame[HEADER..]).expect("IP");
     assert!(packet.verify_checksum());
-    let payload = packet.payload_whole(frame).expect("a payload");
+    let payload = payload_of(&packet, frame).expect("a payload");
     (packet.src_addr(), packet.dst_addr(), payload)
 }
 
