@@ -47,6 +47,10 @@ pub struct Kubernetes {
     pub image: Image,
     /// kubectl of the same version.
     pub kubectl: PathBuf,
+    /// A registry of images that runs on the host.
+    pub registry: PathBuf,
+    /// The archive with the test image of the bundle.
+    pub probe: PathBuf,
     /// Kubernetes' conformance tests (`e2e.test`), for which `image` then has the images; only built if they will run.
     pub conformance: Option<PathBuf>,
 }
@@ -158,6 +162,8 @@ mod tests {
             kubernetes: Some(Kubernetes {
                 image: image("kubernetes"),
                 kubectl: "/kubectl".into(),
+                registry: "/registry".into(),
+                probe: "/probe.tar".into(),
                 conformance: Some("/e2e.test".into()),
             }),
             machine_check: image("machine-check"),

@@ -32,6 +32,7 @@ pub const VOLUME: &str = "/volume";
 #[derive(Clone, Debug)]
 pub struct Kubernetes {
     kubectl: PathBuf,
+    hearthctl: Hearthctl,
     kubeconfig: PathBuf,
     folder: PathBuf,
 }
@@ -71,9 +72,22 @@ impl Kubernetes {
         .await?;
         Ok(Self {
             kubectl: test.kubernetes()?.kubectl.clone(),
+            hearthctl,
             kubeconfig,
             folder,
         })
+    }
+
+    /// Changes cluster settings (`NAME=VALUE`).
+    ///
+    /// # Errors
+    /// If they are refused.
+    pub async fn set(&self, settings: &[&str]) -> Outcome {
+        let words = ["cluster", "set"].iter().chain(settings);
+        let set = self.hearthctl.call(words.copied());
+        let said = tokio::time::timeout(bounds::CALL, tool::run(&set)).await;
+        said.with_context(|| format!("{settings:?}: no answer"))??;
+        Ok(())
     }
 
     /// Runs kubectl; returns its output.
@@ -250,6 +264,22 @@ impl Kubernetes {
             },
         }))
         .await
+    }
+
+    /// Waits until Kubernetes reports this about the image of a pod.
+    ///
+    /// # Errors
+    /// If that times out.
+    pub async fn says_of_pulls(&self, pod: &str, words: &str) -> Outcome {
+        let of_pod = format!("involvedObject.name={pod}");
+        let events = ["events", "--field-selector", &of_pod];
+        let says = |events: &Value| {
+            let all = items(events).iter();
+            let messages = all.filter_map(|event| event["message"].as_str());
+            messages.clone().any(|message| message.contains(words))
+        };
+        self.until(words, bounds::WORKLOAD, &events, says).await?;
+        Ok(())
     }
 
     /// Waits until this pod is running and ready.

@@ -33,6 +33,7 @@ use prost::Message;
 use crate::debug::Debug;
 use crate::disk::RawDisk;
 use crate::owner::Operator;
+use crate::places::Occupant;
 use crate::{Outcome, TestCtx, bounds};
 
 /// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, one CPU (two with KVM), an
@@ -76,6 +77,7 @@ impl<'a> Plan<'a> {
             names::PORT_NODE_MANAGEMENT,
             names::PORT_UNLOCK,
             names::PORT_DEBUG,
+            names::PORT_KUBERNETES,
         ];
         let forwards = ports.map(Forward::any);
         let machine = Machine {
@@ -122,12 +124,13 @@ impl<'a> Plan<'a> {
         self.image(image)
     }
 
-    /// With the test image with Kubernetes, and the memory that it needs.
+    /// With the test image with Kubernetes, and the memory that it needs. Waits for its turn.
     ///
     /// # Errors
     /// If it was not built.
     pub fn kubernetes(self) -> anyhow::Result<Self> {
         let image = self.test.kubernetes()?.image.clone();
+        self.test.turn(Occupant::Kubernetes)?;
         let plan = Self {
             runs_kubernetes: true,
             ..self.image(image).cpus(2)

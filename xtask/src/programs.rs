@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use hearth_programs::{CONTAINERD, ETCD};
+use hearth_programs::{CONTAINERD, ETCD, REGISTRY};
 
 use crate::checkout::root;
 use crate::target::folder;
@@ -33,6 +33,12 @@ pub(crate) fn etcd(ui: &Ui) -> Result<PathBuf> {
             .with_context(|| format!("cannot create the link {}", link.display()))?;
     }
     Ok(program)
+}
+
+/// A registry of images, which only tests need.
+pub(crate) fn registry(ui: &Ui) -> Result<PathBuf> {
+    let [built] = hearth_programs::ensure(ui, &sources(), [&REGISTRY])?;
+    Ok(built.program("registry"))
 }
 
 /// containerd's client, which only benchmarks need.

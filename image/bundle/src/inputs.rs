@@ -56,8 +56,9 @@ pub(crate) const KIND: &str = "kubernetes";
 const RELEASE: &str = "bookworm";
 
 /// Packages that files of the tree come from; tree.rs lists which files, and why.
-pub(crate) const FOR_THE_NODE: [&str; 20] = [
+pub(crate) const FOR_THE_NODE: [&str; 21] = [
     "busybox-static",
+    "ca-certificates",
     "coreutils",
     "findutils",
     "libblkid1",

@@ -67,6 +67,9 @@ const FROM_PACKAGES: [Program; 6] = [
     program("findutils", "usr/bin/find", "bin/find"),
 ];
 
+/// The package with the Mozilla list of authorities.
+const AUTHORITIES: &str = "ca-certificates";
+
 /// The file in `bin` with all Kubernetes programs, and the names that it is called by.
 const KUBERNETES: &str = "kubernetes";
 const CALLED: [&str; 5] = [
@@ -149,6 +152,7 @@ pub(crate) fn lay_out(
     }
     packages.relocate(progress, root, dynamic)?;
     images(progress, &packages, scratch, root)?;
+    authorities(&packages, root)?;
     licences(&packages, compiled, root)?;
     let versions = compiled.all();
     let versions = versions.map(|(name, built)| format!("{name} {}\n", built.version));
@@ -178,6 +182,17 @@ fn images(
         &scratch.join("probe"),
         &archives.join("probe.tar"),
     )
+}
+
+/// The authorities of the Mozilla list, in the order of their file names: those whose certificates containerd accepts of
+/// registries.
+fn authorities(packages: &Packages, root: &Path) -> Result<(), FileError> {
+    let folder = packages.file(AUTHORITIES, "usr/share/ca-certificates/mozilla");
+    let mut all = Vec::new();
+    for certificate in files::entries(&folder)? {
+        all.extend(files::read(&certificate.path())?);
+    }
+    files::write(&root.join("authorities.pem"), all)
 }
 
 /// Copies the licences of what was compiled, and Debian's copyright file of every package whose files are in the tree.

@@ -12,7 +12,7 @@ use crate::error::LicenceError;
 use crate::sbom::{Component, STANDARD_LIBRARY};
 
 /// What marks each accepted licence, by its SPDX identifier.
-const ACCEPTED: [(&str, &str); 5] = [
+const ACCEPTED: [(&str, &str); 6] = [
     ("Apache-2.0", "Apache License Version 2.0"),
     (
         "ISC",
@@ -27,6 +27,7 @@ const ACCEPTED: [(&str, &str); 5] = [
         "Permission is hereby granted, free of charge, to any person obtaining a copy",
     ),
     ("MPL-2.0", "Mozilla Public License Version 2.0"),
+    ("MPL-2.0", "Mozilla Public License version 2.0"),
 ];
 
 /// The two licences of BSD have this in common, and one of them the other.

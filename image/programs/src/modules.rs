@@ -245,14 +245,32 @@ pub static CNI: Module = Module {
     packages: 280,
 };
 
+/// A registry of images, for tests.
+pub static REGISTRY: Module = Module {
+    name: "registry",
+    upstream: "github.com/distribution/distribution/v3",
+    siblings: None,
+    programs: &[program(
+        "registry",
+        "github.com/distribution/distribution/v3/cmd/registry",
+    )],
+    files: &[],
+    tags: &[],
+    variables: &[],
+    cgo: false,
+    replaced: &[],
+    packages: 900,
+};
+
 /// All of them.
-pub(crate) static ALL: [&Module; 7] = [
+pub(crate) static ALL: [&Module; 8] = [
     &CNI,
     &CONFORMANCE,
     &CONTAINERD,
     &ETCD,
     &KUBERNETES,
     &KUBERNETES_PREVIOUS,
+    &REGISTRY,
     &RUNC,
 ];
 

@@ -34,6 +34,7 @@ pub mod provider;
 pub mod pushback;
 pub mod recovery;
 mod redacted;
+pub mod registries;
 pub mod schema;
 pub mod server;
 pub mod settings;

@@ -108,7 +108,29 @@ pub fn with_defaults(mut configuration: ClusterConfiguration) -> ClusterConfigur
     configuration
 }
 
+/// Replaces what is secret in the settings, for whom it is not meant.
+pub fn without_secrets(mut configuration: ClusterConfiguration) -> ClusterConfiguration {
+    for setting in SETTINGS {
+        setting.kind.hide(&mut configuration);
+    }
+    configuration
+}
+
 impl Setting {
+    /// Completes a value that was read by who is not told what is secret in it ([`without_secrets`]):
+    /// what was replaced is what `known` has in its place.
+    ///
+    /// # Errors
+    /// If `known` does not have it.
+    pub fn complete_secrets(
+        &self,
+        configuration: &mut ClusterConfiguration,
+        known: &ClusterConfiguration,
+    ) -> Result<(), SettingError> {
+        self.kind
+            .reveal(self.path, configuration, &mut known.clone())
+    }
+
     /// The value in this configuration, or the default.
     pub fn value(&self, configuration: &ClusterConfiguration) -> Value {
         // The accessor of a row creates missing messages, so it works on a copy.

@@ -1,10 +1,14 @@
-//! `/init`: PID 1, and the node core, which PID 1 starts from the same binary.
+//! `/init`: PID 1, and the node core, which PID 1 starts from the same binary. The kubelet starts it under a
+//! third name, for the credentials of registries.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
         hearth_core::pid1::run()
+    }
+    if let Some(code) = hearth_kubernetes::registries::provider::run_if_called() {
+        return code;
     }
     #[cfg(feature = "debug-service")]
     if let Some(code) = hearth_core::debug::run_injected_fault() {

@@ -630,6 +630,16 @@ impl EphemeralWorker {
         self.path.join("results")
     }
 
+    /// Where images come from: mirrors, authorities and credentials of registries. Secret.
+    pub fn registries(&self) -> PathBuf {
+        self.path.join("registries")
+    }
+
+    /// The programs that give the kubelet credentials for registries.
+    pub fn credential_providers(&self) -> PathBuf {
+        self.path.join("credential-providers")
+    }
+
     /// Exists once the unpacked snapshots of containerd have been accepted for use in this boot.
     pub fn unpacked_believed(&self) -> PathBuf {
         self.path.join("unpacked-believed")

@@ -20,6 +20,7 @@
 //! | [`hearth_network_policy`] | network policies as rules of the packet filter |
 //! | [`hearth_kubernetes_dns`] | on workers: DNS for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
+//! | [`registries`] | on workers: where images come from |
 //! | [`containerd`] | the container runtime, and the images of the extension |
 //! | [`worker`] | the parts of a worker |
 //! | [`mesh`] | the encrypted network between the pods of all nodes; a worker of its own |
@@ -62,6 +63,7 @@ pub mod mesh;
 mod policy;
 pub mod program;
 pub mod reconciler;
+pub mod registries;
 mod services;
 mod settings;
 #[cfg(test)]
@@ -71,6 +73,7 @@ mod store;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod toml;
 pub mod volumes;
 mod worker;
 

@@ -13,6 +13,7 @@ use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
 use hearth_tests::kubernetes::{IMAGE_PORT, VOLUME, condition, items, name};
+use hearth_tests::registry::{LOGIN, Registry};
 use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
 use serde_json::{Value, json};
 
@@ -75,6 +76,56 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     kubernetes.reaches("later", &ip, "later").await?;
     cluster.node(1).power_off().await?;
     drop(cluster);
+    test.passed()
+}
+
+/// Images come from a registry with an authority of its own, which asks for a password; and from the same one as a mirror
+/// of Docker Hub. What is set counts for the next pull, and no pod is restarted for it.
+#[tokio::test]
+async fn images_come_from_registries() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let registry = Registry::start(&test).await?;
+    let archive = &test.kubernetes()?.probe;
+    for name in ["probe", "library/mirrored"] {
+        registry.add(archive, name).await?;
+    }
+    let machine = test.node("node").kubernetes()?.online().install().await?;
+    let vm = machine.power_on().await?;
+    vm.home().await?;
+    let node = vm.owned().await?.one_healthy_node().await?.id;
+    let kubernetes = Kubernetes::at(&test, &vm, machine.folder()).await?;
+    kubernetes.ready(&[&node]).await?;
+
+    let pulled = |image: String| {
+        move |spec: &mut Value| {
+            let container = &mut spec["containers"][0];
+            container["image"] = json!(image);
+            container["imagePullPolicy"] = json!("Always");
+        }
+    };
+    let name = registry.name();
+    let image = pulled(format!("{name}/probe:1"));
+    kubernetes.begin("own", &node, image).await?;
+    let unknown = "certificate signed by unknown authority";
+    kubernetes.says_of_pulls("own", unknown).await?;
+    let authorities = format!("kubernetes.registry_authorities={}", registry.authority()?);
+    kubernetes.set(&[&authorities]).await?;
+    kubernetes
+        .says_of_pulls("own", "no basic auth credentials")
+        .await?;
+    let credentials = format!("kubernetes.registry_credentials={name}={LOGIN},docker.io={LOGIN}");
+    kubernetes.set(&[&credentials]).await?;
+    kubernetes.runs("own").await?;
+
+    let mirrors = format!("kubernetes.registry_mirrors=docker.io=https://{name}");
+    kubernetes.set(&[&mirrors]).await?;
+    let image = pulled("mirrored:1".to_owned());
+    kubernetes.begin("hub", &node, image).await?;
+    kubernetes.runs("hub").await?;
+    let restarts = kubernetes.get(&["pod", "own"]).await?;
+    let restarts = &restarts["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(*restarts == json!(0), "restarts: {restarts}");
+    vm.power_off().await?;
     test.passed()
 }
 

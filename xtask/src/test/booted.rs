@@ -10,7 +10,7 @@ use super::selection::Selection;
 use crate::bundle::{self, Bundle};
 use crate::image::{self, Artifacts, Flavour, to_boot};
 use crate::ui::Ui;
-use crate::{hearthctl, program, target};
+use crate::{hearthctl, program, programs, target};
 
 /// The suite that needs Kubernetes.
 const KUBERNETES: &str = "kubernetes";
@@ -59,6 +59,8 @@ impl Kubernetes {
         Ok(artifacts::Kubernetes {
             image: to_boot(&extended),
             kubectl: kubectl.context("the bundle has no kubectl")?,
+            registry: programs::registry(ui)?,
+            probe: self.root().join("images/probe.tar"),
             conformance: self.conformance.clone(),
         })
     }

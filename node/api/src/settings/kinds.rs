@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{SettingError, Value};
 use crate::labels::quoted;
+use crate::registries::{self, Credential, HIDDEN};
 use crate::v1::ClusterConfiguration;
 
 /// The access of a setting to its field.
@@ -29,6 +30,19 @@ pub(super) trait Kind {
 
     /// Sets the default if there is no value.
     fn fill(&self, of: &mut ClusterConfiguration);
+
+    /// Replaces what is secret in the value.
+    fn hide(&self, _of: &mut ClusterConfiguration) {}
+
+    /// Puts what was secret in `from` in the places where [`Kind::hide`] has replaced it.
+    fn reveal(
+        &self,
+        _path: &str,
+        _of: &mut ClusterConfiguration,
+        _from: &mut ClusterConfiguration,
+    ) -> Result<(), SettingError> {
+        Ok(())
+    }
 
     /// What the value should be, if there is none and no default either.
     fn missing(&self, _of: &mut ClusterConfiguration) -> Option<String> {
@@ -286,6 +300,123 @@ impl Kind for List {
 
     /// Would only create empty messages around the list.
     fn fill(&self, _of: &mut ClusterConfiguration) {}
+}
+
+/// A list of certificates of authorities. It can also be written as a PEM file.
+pub(super) struct Authorities(pub List);
+
+impl Kind for Authorities {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        self.0.value(of)
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        self.0.check(path, of)
+    }
+
+    fn assign(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        match registries::authorities_from_pem(text) {
+            Some(elements) => *(self.0.field)(of) = elements,
+            None => self.0.assign(path, of, text)?,
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        self.0.copy(from, to);
+    }
+
+    fn fill(&self, _of: &mut ClusterConfiguration) {}
+}
+
+/// A list of credentials, one for each registry. No error repeats one.
+pub(super) struct Credentials(pub List);
+
+impl Credentials {
+    fn parsed(&self, of: &mut ClusterConfiguration) -> Vec<Option<Credential>> {
+        let list = (self.0.field)(of).iter();
+        list.map(|text| text.parse().ok()).collect()
+    }
+}
+
+impl Kind for Credentials {
+    fn value(&self, of: &mut ClusterConfiguration) -> Value {
+        self.0.value(of)
+    }
+
+    fn check(&self, path: &str, of: &mut ClusterConfiguration) -> Result<(), SettingError> {
+        let parsed = self.parsed(of);
+        if parsed.len() > self.0.max_length {
+            return self.0.check(path, of);
+        }
+        for (index, credential) in parsed.iter().enumerate() {
+            let found = match credential {
+                None => "something else, which may be a secret".to_owned(),
+                Some(credential) => {
+                    let others = parsed[..index].iter().flatten();
+                    if !others.clone().any(|c| c.registry == credential.registry) {
+                        continue;
+                    }
+                    format!("{} twice", credential.registry)
+                }
+            };
+            return Err(error(&format!("{path}[{index}]"), self.0.expected, found));
+        }
+        Ok(())
+    }
+
+    fn assign(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        text: &str,
+    ) -> Result<(), SettingError> {
+        self.0.assign(path, of, text)
+    }
+
+    fn copy(&self, from: &mut ClusterConfiguration, to: &mut ClusterConfiguration) {
+        self.0.copy(from, to);
+    }
+
+    fn fill(&self, _of: &mut ClusterConfiguration) {}
+
+    fn hide(&self, of: &mut ClusterConfiguration) {
+        let hidden = self.parsed(of).into_iter();
+        let hidden = hidden.map(|one| one.map_or_else(|| HIDDEN.to_owned(), |one| one.hidden()));
+        *(self.0.field)(of) = hidden.collect();
+    }
+
+    fn reveal(
+        &self,
+        path: &str,
+        of: &mut ClusterConfiguration,
+        from: &mut ClusterConfiguration,
+    ) -> Result<(), SettingError> {
+        let known = self.parsed(from);
+        let wanted = self.parsed(of);
+        for (index, one) in wanted.into_iter().enumerate() {
+            let Some(one) = one.filter(Credential::is_hidden) else {
+                continue;
+            };
+            let is_same = |place: &usize| {
+                let known = known[*place].as_ref();
+                known.is_some_and(|known| known.hidden() == one.hidden())
+            };
+            let place = (0..known.len()).find(is_same).ok_or_else(|| {
+                let expected =
+                    "a password, because the cluster has none for this registry and user";
+                error(&format!("{path}[{index}]"), expected, HIDDEN)
+            })?;
+            let text = (self.0.field)(from)[place].clone();
+            (self.0.field)(of)[index] = text;
+        }
+        Ok(())
+    }
 }
 
 fn error(path: &str, expected: impl Into<String>, found: impl Into<String>) -> SettingError {

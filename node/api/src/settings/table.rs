@@ -1,8 +1,9 @@
 //! The table of settings, in the order of the fields in the proto file.
 
 use super::Setting;
-use super::kinds::{Choice, List, Number, Text};
+use super::kinds::{Authorities, Choice, Credentials, List, Number, Text};
 use crate::labels;
+use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
 use crate::v1::{
     ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel, StorageSecurityPolicy,
@@ -15,6 +16,11 @@ const LONGEST_CLUSTER_DOMAIN: usize = 80;
 const MOST_LABEL_PATTERNS: usize = 64;
 /// Maximum number of namespaces that are exempt from Pod Security.
 const MOST_EXEMPT_NAMESPACES: usize = 64;
+
+/// Maximum number of mirrors, credentials and exceptions from the proxy.
+const MOST_REGISTRIES: usize = 64;
+/// Maximum number of private authorities of registries.
+const MOST_REGISTRY_AUTHORITIES: usize = 32;
 
 /// All settings.
 pub static SETTINGS: &[Setting] = &[
@@ -152,6 +158,76 @@ pub static SETTINGS: &[Setting] = &[
             name: |value| Some(PodNetwork::try_from(value).ok()?.as_str_name()),
             default: PodNetwork::BuiltIn as i32,
             supported: &[PodNetwork::BuiltIn as i32, PodNetwork::None as i32],
+        },
+    },
+    Setting {
+        path: "kubernetes.registry_mirrors",
+        help: "Servers to ask for the images of a registry before itself: REGISTRY=URL",
+        fixed: None,
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.registry_mirrors
+            },
+            max_length: MOST_REGISTRIES,
+            expected: registries::MIRROR,
+            is_valid: |text| text.parse::<Mirror>().is_ok(),
+        },
+    },
+    Setting {
+        path: "kubernetes.registry_authorities",
+        help: "Certificates of private authorities of registries, in PEM",
+        fixed: None,
+        kind: &Authorities(List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.registry_authorities
+            },
+            max_length: MOST_REGISTRY_AUTHORITIES,
+            expected: registries::AUTHORITY,
+            is_valid: |text| registries::authority(text).is_ok(),
+        }),
+    },
+    Setting {
+        path: "kubernetes.registry_credentials",
+        help: "Users and passwords for registries: REGISTRY=USER:PASSWORD",
+        fixed: None,
+        kind: &Credentials(List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.registry_credentials
+            },
+            max_length: MOST_REGISTRIES,
+            expected: registries::CREDENTIAL,
+            is_valid: |text| text.parse::<Credential>().is_ok(),
+        }),
+    },
+    Setting {
+        path: "kubernetes.registry_proxy",
+        help: "HTTP proxy by which workers reach registries",
+        fixed: None,
+        kind: &Text {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.registry_proxy
+            },
+            default: "",
+            expected: registries::PROXY,
+            is_valid: registries::is_proxy,
+        },
+    },
+    Setting {
+        path: "kubernetes.registry_proxy_exceptions",
+        help: "Registries that are reached without the proxy: names, .domains, addresses, ranges",
+        fixed: None,
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.registry_proxy_exceptions
+            },
+            max_length: MOST_REGISTRIES,
+            expected: registries::PROXY_EXCEPTION,
+            is_valid: registries::is_proxy_exception,
         },
     },
     Setting {

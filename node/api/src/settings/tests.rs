@@ -41,6 +41,15 @@ fn set_leaves(message: &DynamicMessage, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
+/// `openssl req -x509 -new -key … -days 36500 -subj /CN=a -outform DER -addext
+/// basicConstraints=critical,CA:TRUE`, of a key on P-256 that was not kept.
+const AUTHORITY: &str = "MIIBcDCCARWgAwIBAgIUVnG0eOOJWqQVFjyBacMMWF00TxswCgYIKoZIzj0EAwIwDDEKMAgGA1UEAwwBYTAgFw0y\
+     NjExMjgxNDExMTNaGA8yMTI2MTEwNDE0MTExM1owDDEKMAgGA1UEAwwBYTBZMBMGByqGSM49AgEGCCqGSM49AwEH\
+     A0IABKlErYTuhkV9gWZgCloqsXZ1NXZyxUU0lRyYS9AMMzyuMynmgVDPi58h5m7X1+btIPWOpMQf2gNpfEbbRLxm\
+     /kSjUzBRMB0GA1UdDgQWBBReM8776S2KNhr4gOkqdQNUF8c+/DAfBgNVHSMEGDAWgBReM8776S2KNhr4gOkqdQNU\
+     F8c+/DAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0kAMEYCIQDMVNeJpP/aJ7r3N7d8rBT73NNYg7v9YPTq\
+     mrLmd9NBLwIhAJXlGnQxk0NmqPU6iL5ZwLOoHb5SGsM6G9q/TgQSpUom";
+
 fn example(setting: &Setting) -> &'static str {
     match setting.path {
         "cluster_domain" => "example.internal",
@@ -51,6 +60,11 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.pod_security_exempt_namespaces" => "storage,monitoring",
         "kubernetes.control_plane_scheduling" => "TAINTED",
         "kubernetes.pod_network" => "NONE",
+        "kubernetes.registry_mirrors" => "docker.io=https://mirror.example:5000",
+        "kubernetes.registry_authorities" => AUTHORITY,
+        "kubernetes.registry_credentials" => "registry.example=anna:secret",
+        "kubernetes.registry_proxy" => "http://proxy.example:3128",
+        "kubernetes.registry_proxy_exceptions" => ".example,192.0.2.0/24",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
         "certificate_lifetime_seconds" => "3600",
@@ -228,9 +242,66 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
         "field_mask[0]: expected one of cluster_domain, tpm_mode, storage_security_policy, \
          cold_start_policy, kubernetes.synchronized_labels, kubernetes.pod_security_level, \
          kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
-         kubernetes.pod_network, curator_session_seconds, time_servers, \
+         kubernetes.pod_network, kubernetes.registry_mirrors, kubernetes.registry_authorities, \
+         kubernetes.registry_credentials, kubernetes.registry_proxy, \
+         kubernetes.registry_proxy_exceptions, curator_session_seconds, time_servers, \
          certificate_lifetime_seconds, got \"kubernetes\""
     );
+}
+
+#[test]
+fn passwords_are_told_to_those_only_who_need_them() {
+    let setting = find("setting", "kubernetes.registry_credentials").unwrap();
+    let of = |text: &str| {
+        let mut configuration = ClusterConfiguration::default();
+        setting
+            .assign(&mut configuration, text)
+            .map(|()| configuration)
+    };
+    let known = of("a.example=anna:secret,b.example=bert:other").unwrap();
+    let mut read = without_secrets(known.clone());
+    let hidden = "a.example=anna:REDACTED,b.example=bert:REDACTED";
+    assert_eq!(setting.value(&read).to_string(), hidden);
+    // Who writes back what it was told changes nothing.
+    setting.complete_secrets(&mut read, &known).unwrap();
+    assert_eq!(read, known);
+    let mut changed = of("c.example=carl:new,b.example=bert:REDACTED").unwrap();
+    setting.complete_secrets(&mut changed, &known).unwrap();
+    let expected = "c.example=carl:new,b.example=bert:other";
+    assert_eq!(setting.value(&changed).to_string(), expected);
+    let mut other = of("a.example=anna:x,b.example=carl:REDACTED").unwrap();
+    let error = setting.complete_secrets(&mut other, &known).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "kubernetes.registry_credentials[1]: expected a password, because the cluster has none for \
+         this registry and user, got REDACTED"
+    );
+    // No error repeats a secret.
+    for text in [
+        "a.example=anna:se cret",
+        "a.example=anna:secret,a.example=bert:secret",
+    ] {
+        let error = of(text).unwrap_err().to_string();
+        assert!(
+            error.starts_with("kubernetes.registry_credentials["),
+            "{error}"
+        );
+        assert!(!error.contains("anna"), "{error}");
+    }
+}
+
+#[test]
+fn authorities_are_written_as_a_pem_file() {
+    let setting = find("setting", "kubernetes.registry_authorities").unwrap();
+    let pem = format!("-----BEGIN CERTIFICATE-----\n{AUTHORITY}\n-----END CERTIFICATE-----\n");
+    let mut configuration = ClusterConfiguration::default();
+    setting.assign(&mut configuration, &pem).unwrap();
+    assert_eq!(
+        setting.value(&configuration),
+        Value::List(vec![AUTHORITY.to_owned()])
+    );
+    let torn = pem.replace("MII", "MI");
+    assert!(setting.assign(&mut configuration, &torn).is_err());
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub struct Change {
 
 /// The decision.
 pub struct Configured {
-    /// The resulting configuration, with all defaults.
+    /// The resulting configuration, with all defaults and without its secrets.
     pub configuration: ClusterConfiguration,
     /// The settings that have other values by it.
     pub changed: Vec<&'static str>,
@@ -77,9 +77,11 @@ impl Change {
     pub fn decide(&self, found: &Versioned<FullCluster>) -> Result<Configured, Rejection> {
         let mut configuration = found.content.configuration();
         let current = state::definite(configuration.clone());
+        let mut values = self.values.clone();
         let mut changed = Vec::new();
         for setting in &self.settings {
-            let (old, new) = (setting.value(&current), setting.value(&self.values));
+            setting.complete_secrets(&mut values, &current)?;
+            let (old, new) = (setting.value(&current), setting.value(&values));
             if old == new {
                 continue;
             }
@@ -91,7 +93,7 @@ impl Change {
                     found: new.to_string(),
                 });
             }
-            setting.copy(&self.values, &mut configuration);
+            setting.copy(&values, &mut configuration);
             changed.push(setting.path);
         }
         let becomes_owner = configuration.cold_start_policy() == ColdStartPolicy::Owner
@@ -104,7 +106,7 @@ impl Change {
             _ => Some(self.write(found, &configuration)?),
         };
         Ok(Configured {
-            configuration: state::definite(configuration),
+            configuration: settings::without_secrets(state::definite(configuration)),
             changed,
             write,
         })

@@ -20,7 +20,7 @@ use hearth_api::v1::{
     RenewCertificatesRequest, RenewCertificatesResponse, StorageSecurity, TpmUsage,
     join_node_response,
 };
-use hearth_api::{labels, proofs};
+use hearth_api::{labels, proofs, settings};
 use hearth_cluster::decisions::Rejection;
 use hearth_cluster::decisions::commit::{self, Commit, Committed};
 use hearth_cluster::decisions::join::{self, Boots, Join, Joined};
@@ -188,7 +188,7 @@ impl Enrolment {
         Ok(RegisterNodeResponse {
             cluster_id: cluster.id.as_bytes().to_vec(),
             node_id: node.id.to_string(),
-            configuration: Some(cluster.configuration),
+            configuration: Some(settings::without_secrets(cluster.configuration)),
             tpm_usage: node.tpm_usage.into(),
             storage_security: node.storage_security.into(),
             state: node.state.into(),

@@ -8,6 +8,7 @@ use futures::stream::{self, BoxStream};
 use hearth_api::identity::NodeId;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
+use hearth_api::settings;
 use hearth_api::v1::management_server::Management;
 use hearth_api::v1::{
     ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
@@ -43,18 +44,30 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Whether the caller needs the secrets of the configuration: those for registries.
+    fn pulls_images(&self, caller: &Caller) -> bool {
+        let node = caller.node().ok();
+        let record = node.and_then(|id| self.core.cache.node(id));
+        record.is_some_and(|(node, _)| node.roles.kubernetes_worker.is_some())
+    }
+}
+
 #[tonic::async_trait]
 impl Management for Service {
     type GetNodesStream = BoxStream<'static, Result<GetNodesResponse, Status>>;
 
     async fn get_cluster_info(
         &self,
-        _request: Request<GetClusterInfoRequest>,
+        request: Request<GetClusterInfoRequest>,
     ) -> Result<Response<GetClusterInfoResponse>, Status> {
         self.core.reads.linearizable().await?;
         let cluster = self.core.cluster()?;
         let configuration_version = configuration::version(&cluster);
-        let cluster = cluster.content;
+        let mut cluster = cluster.content;
+        if !self.pulls_images(Caller::of(&request)?) {
+            cluster.configuration = settings::without_secrets(cluster.configuration);
+        }
         Ok(Response::new(GetClusterInfoResponse {
             cluster_id: cluster.id.as_bytes().to_vec(),
             ca_certificate: self.core.ca.to_vec(),

@@ -6,7 +6,7 @@ use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     ClusterConfiguration, ColdStartPolicy, ConfigureClusterRequest, ConfigureClusterResponse,
-    GetClusterInfoRequest, KubernetesConfiguration, NodeState,
+    GetClusterInfoRequest, KubernetesConfiguration, NodeRoles, NodeState, node_roles,
 };
 use hearth_base::testing::within_timeout;
 use hearth_cluster::state::{self, FullCluster};
@@ -46,6 +46,52 @@ fn labels(version: u64, patterns: &[&str]) -> ConfigureClusterRequest {
         }),
         field_mask: vec![LABELS.into()],
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_workers_are_told_the_passwords_for_registries() {
+    const CREDENTIALS: &str = "kubernetes.registry_credentials";
+    let world = World::new(quick()).await;
+    let (_, version) = read(&world).await;
+    let of = |version, credential: &str| ConfigureClusterRequest {
+        version,
+        configuration: Some(ClusterConfiguration {
+            kubernetes: Some(KubernetesConfiguration {
+                registry_credentials: vec![credential.to_owned()],
+                ..KubernetesConfiguration::default()
+            }),
+            ..ClusterConfiguration::default()
+        }),
+        field_mask: vec![CREDENTIALS.into()],
+    };
+    let shown = |configuration: Option<ClusterConfiguration>| {
+        let kubernetes = configuration.unwrap().kubernetes.unwrap();
+        kubernetes.registry_credentials.concat()
+    };
+    let (full, hidden) = ("a.example=anna:secret", "a.example=anna:REDACTED");
+    let answer = configure(&world, of(version, full)).await.unwrap();
+    assert_eq!(shown(answer.configuration), hidden);
+    let (configuration, version) = read(&world).await;
+    assert_eq!(shown(Some(configuration)), hidden);
+    // What was read can be written.
+    configure(&world, of(version, hidden)).await.unwrap();
+    let node = world.add_node(NodeState::Up).await;
+    let read_by_node = async || {
+        let mut management = ManagementClient::new(world.channel(&Who::Node(&node)));
+        let call = management.get_cluster_info(GetClusterInfoRequest {});
+        let info = within_timeout("info", call).await.unwrap().into_inner();
+        shown(info.configuration)
+    };
+    assert_eq!(read_by_node().await, hidden);
+    let worker = NodeRoles {
+        kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+        ..NodeRoles::default()
+    };
+    world.set_roles(&node, worker).await;
+    assert_eq!(read_by_node().await, full);
+    let unknown = configure(&world, of(version, "b.example=anna:REDACTED")).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::InvalidArgument);
+    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

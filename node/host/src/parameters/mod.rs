@@ -75,7 +75,7 @@ pub struct Parameters {
 #[derive(Clone, Debug)]
 pub enum Cluster {
     /// As the first node of a new cluster.
-    Bootstrap(Bootstrap),
+    Bootstrap(Box<Bootstrap>),
     /// As a further node of an existing cluster.
     Register(Register),
 }
@@ -265,7 +265,7 @@ fn parse_message(bytes: &[u8]) -> Result<Parameters, Problem> {
         NodeParameters::decode(bytes).map_err(|error| Problem::malformed("", error.to_string()))?;
     let cluster = match message.cluster {
         Some(node_parameters::Cluster::ClusterBootstrap(message)) => {
-            Cluster::Bootstrap(Bootstrap::parse(message)?)
+            Cluster::Bootstrap(Box::new(Bootstrap::parse(message)?))
         }
         Some(node_parameters::Cluster::ClusterRegister(message)) => {
             Cluster::Register(Register::parse(message)?)

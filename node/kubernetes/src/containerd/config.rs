@@ -1,10 +1,10 @@
 //! containerd's configuration file.
 //!
-//! Settings that are not in it have containerd's defaults. The file is TOML; only a few kinds of
-//! lines are needed, so there is no dependency on a TOML writer.
+//! Settings that are not in it have containerd's defaults.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+
+use crate::toml::{Toml, quoted};
 
 /// The sandbox (pause) image. It is part of the extension and imported at start, so that a node
 /// without a registry can run pods.
@@ -24,8 +24,8 @@ pub(crate) struct Config<'a> {
     pub network_plugins: &'a [PathBuf],
     /// Directory of the CNI configuration.
     pub network: &'a Path,
-    /// Directory of the configuration of registries, if the extension has one.
-    pub registries: Option<&'a Path>,
+    /// Directories with a `hosts.toml` for each registry. The first that has one for a registry counts.
+    pub registries: &'a [PathBuf],
     /// Its control group below the root; it contains everything that containerd starts except pods.
     pub group: &'a str,
 }
@@ -68,10 +68,10 @@ impl Config<'_> {
         // Pinned, so that the kubelet's garbage collection of images leaves it.
         file.table(&format!("{IMAGES}.pinned_images"))
             .text("sandbox", PAUSE_IMAGE);
-        if let Some(registries) = self.registries {
-            file.table(&format!("{IMAGES}.registry"))
-                .path("config_path", registries);
-        }
+        let registries = self.registries.iter();
+        let registries: Vec<_> = registries.map(|path| path.to_string_lossy()).collect();
+        file.table(&format!("{IMAGES}.registry"))
+            .text("config_path", &registries.join(":"));
         file.table(RUNTIME)
             // The kernel supports neither.
             .flag("disable_apparmor", true)
@@ -98,70 +98,15 @@ impl Config<'_> {
         file.table(SERVER)
             .text("stream_server_address", "127.0.0.1")
             .text("stream_server_port", "0");
-        file.0
+        file.into_text()
     }
-}
-
-/// A TOML file that is being written.
-#[derive(Default)]
-struct Toml(String);
-
-impl Toml {
-    fn line(&mut self, line: &str) -> &mut Self {
-        self.0.push_str(line);
-        self.0.push('\n');
-        self
-    }
-
-    fn table(&mut self, name: &str) -> &mut Self {
-        self.line(&format!("\n[{name}]"))
-    }
-
-    fn text(&mut self, key: &str, value: &str) -> &mut Self {
-        self.line(&format!("{key} = {}", quoted(value)))
-    }
-
-    fn path(&mut self, key: &str, value: &Path) -> &mut Self {
-        self.text(key, &value.to_string_lossy())
-    }
-
-    fn number(&mut self, key: &str, value: i64) -> &mut Self {
-        self.line(&format!("{key} = {value}"))
-    }
-
-    fn flag(&mut self, key: &str, value: bool) -> &mut Self {
-        self.line(&format!("{key} = {value}"))
-    }
-}
-
-/// Encodes a basic string of TOML.
-fn quoted(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => {
-                out.push('\\');
-                out.push(character);
-            }
-            character if character.is_control() => {
-                // Writing to a String cannot fail.
-                let _ = write!(out, "\\u{:04X}", u32::from(character));
-            }
-            character => out.push(character),
-        }
-    }
-    out.push('"');
-    out
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn config(registries: Option<&Path>) -> String {
+    fn config(registries: &[&str]) -> String {
         Config {
             root: Path::new("/d/containerd"),
             state: Path::new("/e/containerd"),
@@ -169,7 +114,7 @@ mod tests {
             runc: Path::new("/x/bin/runc"),
             network_plugins: &["/x/cni", "/d/plugins"].map(PathBuf::from),
             network: Path::new("/e/cni"),
-            registries,
+            registries: &registries.iter().map(PathBuf::from).collect::<Vec<_>>(),
             group: "/containerd",
         }
         .to_toml()
@@ -187,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_place_is_told() {
-        let file = config(None);
+        let file = config(&["/e/registries"]);
         assert!(file.starts_with("version = 3\nroot = \"/d/containerd\"\n"));
         assert_eq!(
             table(&file, "grpc"),
@@ -200,28 +145,14 @@ mod tests {
             table(&file, &format!("{IMAGES}.pinned_images")),
             [r#"sandbox = "hearth.local/pause:1""#]
         );
-        assert!(!file.contains("config_path"));
     }
 
     #[test]
-    fn registries_are_told_where_there_are_any() {
-        let file = config(Some(Path::new("/x/registries")));
+    fn settings_for_registries_come_before_those_of_the_extension() {
+        let file = config(&["/e/registries", "/x/registries"]);
         assert_eq!(
             table(&file, &format!("{IMAGES}.registry")),
-            [r#"config_path = "/x/registries""#]
+            [r#"config_path = "/e/registries:/x/registries""#]
         );
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(128))]
-
-        /// JSON strings have the syntax of TOML basic strings, except for DEL, which JSON does not
-        /// require to be escaped.
-        #[test]
-        fn any_text_comes_back(text: String) {
-            let line = quoted(&text);
-            prop_assert!(!line.contains(char::is_control));
-            prop_assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
-        }
     }
 }

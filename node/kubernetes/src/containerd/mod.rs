@@ -8,8 +8,10 @@
 //! within [`DRAIN_WITHIN`], because nothing manages them any more; then containerd. Processes that
 //! are left after that are killed with their control group by the cleanup.
 //!
-//! Registries: if the extension has `registries/`, containerd reads the configuration of registries
-//! from there, and trusted CAs from `authorities.pem`.
+//! Registries: containerd reads at each pull what the cluster's settings say
+//! ([`registries`]), and for other registries `registries/` in the extension, if it
+//! has one. The public authorities are those of `authorities.pem` in the extension. A proxy is part of
+//! containerd's environment, so when the proxy changes, containerd is restarted, without its pods.
 
 mod archive;
 pub(crate) mod config;
@@ -41,7 +43,7 @@ use std::time::Duration;
 
 use hearth_base::event::{Value, Writer};
 use hearth_base::in_use::ReadLock;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
 use hearth_sys::{cgroups, files};
@@ -49,6 +51,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::program::{self, LogFormat, Profile, Program, Progress, USERS_WITHIN};
+use super::registries::{self, Proxy};
 use config::Config;
 pub(crate) use connection::Connection;
 use unpacked::Unpacked;
@@ -79,22 +82,32 @@ pub(crate) struct Worker {
     pub bundle: Arc<Bundle>,
     /// Held by the users of containerd.
     pub in_use: ReadLock,
+    /// Input: the proxy to registries. It is set when the files for registries have been written.
+    pub proxy: Value<Proxy>,
     /// Output: the state of containerd.
     pub progress: Writer<Progress>,
 }
 
 /// Runs containerd, and stops it after its users have ended.
-pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
     ctx.ends_within(END_WITHIN);
     let root = &worker.parts.root;
     let connection = Connection::to(&root.ephemeral.containerd_socket());
-    let program = worker.program()?;
+    let mut proxies = worker.proxy.watch();
+    let proxy = tokio::select! {
+        proxy = proxies.next() => proxy?,
+        () = ctx.cancelled() => return Ok(Exit::Done),
+    };
+    let program = worker.program(&proxy)?;
     let unpacked = Unpacked::of(root);
     let begun = unpacked.clone();
     worker.parts.machine.take(move || begun.begin()).await??;
     let mut end_by = None;
     let over = async {
-        ctx.cancelled().await;
+        tokio::select! {
+            Ok(_) = proxies.wait_for(|now| *now != proxy) => return,
+            () = ctx.cancelled() => {}
+        }
         end_by = Some(Instant::now() + END_WITHIN);
         worker.in_use.is_over("the kubelet", USERS_WITHIN).await;
         if timeout(DRAIN_WITHIN, drain(&connection)).await.is_err() {
@@ -105,18 +118,27 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let (log, progress) = (&worker.parts.log_tree, &worker.progress);
     program::run_until(&ctx, &program, log, progress, works, over).await?;
     let ended = worker.parts.machine.take(move || unpacked.end());
-    match timeout_at(end_by.unwrap_or_else(Instant::now), ended).await {
+    let Some(end_by) = end_by else {
+        ended.await??;
+        return Ok(Exit::restart(
+            "restarting containerd: the proxy has changed",
+        ));
+    };
+    match timeout_at(end_by, ended).await {
         Ok(written) => written??,
         Err(_) => tracing::warn!("sync timed out: images will be unpacked again"),
     }
-    Ok(())
+    Ok(Exit::Done)
 }
 
 impl Worker {
     /// Writes its configuration and creates its control group.
-    fn program(&self) -> Result<Program, Failure> {
+    fn program(&self, proxy: &Proxy) -> Result<Program, Failure> {
         let root = &self.parts.root;
         let worker = root.ephemeral.kubernetes().worker();
+        let settings = registries::host_root(&worker.registries());
+        let of_extension = self.bundle.registries();
+        let registries: Vec<_> = [settings].into_iter().chain(of_extension).collect();
         cgroups::Group::root().child(GROUP).make()?;
         let config = Config {
             root: &root.data.containerd(),
@@ -129,18 +151,18 @@ impl Worker {
                 root.data.kubernetes().network_plugins(),
             ],
             network: &worker.network(),
-            registries: self.bundle.registries().as_deref(),
+            registries: &registries,
             group: &format!("/{GROUP}"),
         }
         .to_toml();
         let file = worker.config(Binary::Containerd.name());
         files::write_atomic(&file, config.as_bytes(), PRIVATE)?;
-        Ok(command(root, &self.bundle))
+        Ok(command(root, &self.bundle, proxy))
     }
 }
 
 /// The command line.
-fn command(root: &Root, bundle: &Bundle) -> Program {
+fn command(root: &Root, bundle: &Bundle, proxy: &Proxy) -> Program {
     let name = Binary::Containerd.name();
     let kubernetes = root.ephemeral.kubernetes();
     let config = kubernetes.worker().config(name);
@@ -149,6 +171,9 @@ fn command(root: &Root, bundle: &Bundle) -> Program {
         let authorities = ("SSL_CERT_FILE", authorities.into());
         program.environment.push(authorities);
     }
+    let proxy = proxy.environment().into_iter();
+    let proxy = proxy.map(|(name, value)| (name, value.into()));
+    program.environment.extend(proxy);
     program
 }
 

@@ -34,7 +34,7 @@ async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
         runc: &bundle.join("bin/runc"),
         network_plugins: &[bundle.join("cni")],
         network: &place.join("network"),
-        registries: None,
+        registries: &[],
         // The machine of the test may have other control groups than a node.
         group: "",
     };
@@ -147,7 +147,7 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
 fn it_is_started_as_committed() {
     for version in KUBERNETES {
         let bundle = EmptyBundle::of(version);
-        let started = bundle.lines(&command(&root(), &bundle.bundle));
+        let started = bundle.lines(&command(&root(), &bundle.bundle, &Proxy::default()));
         check(include_str!("../snapshot/containerd.txt"), &started);
         let authorities = |bundle: &Path| {
             let registries = bundle.join("registries");
@@ -155,7 +155,7 @@ fn it_is_started_as_committed() {
             std::fs::write(bundle.join("authorities.pem"), "").unwrap();
         };
         let bundle = EmptyBundle::with(version, authorities);
-        let believes = bundle.lines(&command(&root(), &bundle.bundle));
+        let believes = bundle.lines(&command(&root(), &bundle.bundle, &Proxy::default()));
         let expected = "+SSL_CERT_FILE=/bundle/authorities.pem\n";
         assert_eq!(difference(&started, &believes), expected);
     }

@@ -9,7 +9,9 @@
 //! by a controller with an older view of the cluster, the kubelet is restarted as well.
 
 use std::future::pending;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::symlink;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -31,6 +33,7 @@ use serde_json::{Value as Json, json};
 
 use super::super::containerd::{self, Imported};
 use super::super::program::{self, Profile, Program, Progress, probe};
+use super::super::registries::provider;
 use super::reserve::Reserve;
 use super::{PRIVATE, certificates, network};
 
@@ -170,7 +173,25 @@ impl Worker {
         reserve.keep_memory();
         let content = configuration(root, facts, reserve);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
+        self.provide_credentials()?;
         Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
+    }
+}
+
+impl Worker {
+    /// Writes the configuration of the credential provider, and makes this binary one.
+    fn provide_credentials(&self) -> Result<(), Failure> {
+        let files = self.parts.root.ephemeral.kubernetes().worker();
+        let config = provider::configuration(&files.registries()).to_string();
+        let path = files.config(provider::NAME);
+        files::write_atomic(&path, config.as_bytes(), PRIVATE)?;
+        let folder = files.credential_providers();
+        files::create_dir(&folder, files::PRIVATE_DIRECTORY)?;
+        let this = std::env::current_exe()?;
+        match symlink(this, folder.join(provider::NAME)) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -186,6 +207,14 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
         .flag("node-ip", facts.address.to_string())
         .flag("root-dir", root.data.kubernetes().kubelet())
         .flag("cert-dir", work)
+        .flag(
+            "image-credential-provider-config",
+            files.config(provider::NAME),
+        )
+        .flag(
+            "image-credential-provider-bin-dir",
+            files.credential_providers(),
+        )
         .flag("runtime-cgroups", format!("/{}", containerd::GROUP))
 }
 

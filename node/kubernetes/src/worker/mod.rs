@@ -2,7 +2,9 @@
 //!
 //! | runnable | reads | writes |
 //! |---|---|---|
-//! | `containerd` | – | its progress |
+//! | `settings` | curator connection | the cluster's settings |
+//! | `registries` | the cluster's settings | the proxy to registries |
+//! | `containerd` | the proxy to registries | its progress |
 //! | `images` | containerd's progress | imported |
 //! | `certificates` | curator connection, address | the node's own TLS and client |
 //! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
@@ -35,7 +37,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::select_all;
 use hearth_api::names::EXTENSION_KUBERNETES;
-use hearth_api::v1;
+use hearth_api::v1::{self, KubernetesConfiguration};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -45,6 +47,7 @@ use hearth_kubernetes_api::Client;
 
 use super::containerd::{self, Imported};
 use super::program::Progress;
+use super::registries::{self, Proxy};
 use super::{RoleCondition, Worker, balancer, services, settings};
 
 pub(super) use machine::MachineLock;
@@ -72,7 +75,8 @@ pub(super) async fn run(
 ) -> Outcome {
     let wanted = "waiting for the cluster's settings";
     condition.set(RoleCondition::unmet("WaitingForControlPlane", wanted));
-    let pods = match settings::current(&parts.connection).await?.pod_network() {
+    let known = settings::current(&parts.connection).await?;
+    let pods = match known.pod_network() {
         v1::PodNetwork::Unspecified | v1::PodNetwork::BuiltIn => PodsPossible::BuiltIn,
         v1::PodNetwork::None => PodsPossible::OtherNetwork,
     };
@@ -83,7 +87,7 @@ pub(super) async fn run(
         return Err(error);
     }
     let member = parts.member.watch().next().await?;
-    let facts = start(ctx, parts, &bundle, &member, pods)?;
+    let facts = start(ctx, parts, &bundle, &member, (pods, known))?;
     ctx.healthy();
     let mut network = parts.pod_network.watch();
     let mut client = facts.client.watch();
@@ -109,9 +113,10 @@ fn start(
     parts: &Arc<Worker>,
     bundle: &Arc<Bundle>,
     member: &MemberData,
-    pods: PodsPossible,
+    (pods, settings): (PodsPossible, KubernetesConfiguration),
 ) -> Result<Facts, Failure> {
     let in_use = ReadLock::default();
+    let proxy = start_registries(ctx, parts, settings)?;
     let (containerd_writer, containerd) = event::value();
     let (imported_writer, imported) = event::value();
     let (tls_writer, tls) = event::value();
@@ -122,11 +127,10 @@ fn start(
         parts: parts.clone(),
         bundle: bundle.clone(),
         in_use: in_use.clone(),
+        proxy,
         progress: containerd_writer,
     });
-    ctx.run("containerd", move |ctx| {
-        containerd::run(ctx, worker.clone())
-    })?;
+    ctx.run_restartable("containerd", &worker, containerd::run)?;
     let importer = Arc::new(containerd::Importer {
         parts: parts.clone(),
         bundle: bundle.clone(),
@@ -175,6 +179,29 @@ fn start(
         facts.programs.push((Binary::Proxy, proxy));
     }
     Ok(facts)
+}
+
+/// Follows the settings for registries; returns the proxy to them.
+fn start_registries(
+    ctx: &Context,
+    parts: &Arc<Worker>,
+    known: KubernetesConfiguration,
+) -> Result<Value<Proxy>, Failure> {
+    let (writer, settings) = event::value();
+    writer.set(Arc::new(known));
+    let worker = Arc::new(settings::Worker {
+        connection: parts.connection.clone(),
+        settings: writer,
+    });
+    ctx.run_worker("settings", &worker, settings::run)?;
+    let (writer, proxy) = event::value();
+    let worker = Arc::new(registries::Worker {
+        folder: parts.root.ephemeral.kubernetes().worker().registries(),
+        settings,
+        proxy: writer,
+    });
+    ctx.run_worker("registries", &worker, registries::run)?;
+    Ok(proxy)
 }
 
 fn start_proxy(
