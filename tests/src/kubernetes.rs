@@ -6,6 +6,7 @@
 pub mod conformance;
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,8 +61,22 @@ impl Kubernetes {
             Ok(tool::run(&take).await?)
         })
         .await?;
-        let kubeconfig = folder.join("kubeconfig");
-        let mut write = hearthctl.call(["kubernetes", "kubeconfig"]);
+        let before = Self {
+            kubectl: test.kubernetes()?.kubectl.clone(),
+            hearthctl,
+            kubeconfig: PathBuf::new(),
+            folder,
+        };
+        before.through(server).await
+    }
+
+    /// The same, through this address of an API server.
+    ///
+    /// # Errors
+    /// If hearthctl does not succeed within the bound.
+    pub async fn through(&self, server: SocketAddr) -> anyhow::Result<Self> {
+        let kubeconfig = self.folder.join(format!("kubeconfig-{}", server.port()));
+        let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
         write
             .option("--server", format!("https://{server}"))
             .option("--output", &kubeconfig);
@@ -71,10 +86,8 @@ impl Kubernetes {
         })
         .await?;
         Ok(Self {
-            kubectl: test.kubernetes()?.kubectl.clone(),
-            hearthctl,
             kubeconfig,
-            folder,
+            ..self.clone()
         })
     }
 
@@ -105,6 +118,15 @@ impl Kubernetes {
         let bound = bounds::CALL * 4;
         let said = tokio::time::timeout(bound, tool::run(&command)).await;
         Ok(said.with_context(|| format!("{command}: no answer within {bound:?}"))??)
+    }
+
+    /// Waits until kubectl succeeds.
+    ///
+    /// # Errors
+    /// If it does not within the bound.
+    pub async fn succeeds(&self, words: &[&str]) -> Outcome {
+        let said = until_ok("kubectl", bounds::KUBERNETES, || self.kubectl(words));
+        said.await.map(drop)
     }
 
     /// Objects of a kind, or one object, by kubectl's arguments.

@@ -46,6 +46,7 @@ const PROMISES: &[(&str, Bound)] = &[
     ("kubernetes.hearth_resident_bytes", Bound::AtMost(40e6)),
     ("kubernetes.memory_used_bytes", Bound::AtMost(700e6)),
     ("kubernetes.pod_ratio_script", Bound::AtMost(1.25)),
+    ("kubernetes.failover_ratio_lease", Bound::AtMost(3.0)),
     ("size.init_bytes", Bound::AtMost(10.95e6)),
     ("size.uki_bytes", Bound::AtMost(27e6)),
     ("size.image_allocated_bytes", Bound::AtMost(30e6)),

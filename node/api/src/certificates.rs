@@ -642,12 +642,12 @@ impl<'a> Parsed<'a> {
         let may_have_names = matches!(identity.subject, Subject::Node(_));
         let is_known = |name: &GeneralName<'_>| match name {
             GeneralName::URI(_) => true,
-            GeneralName::DNSName(_) => may_have_names,
+            GeneralName::DNSName(_) | GeneralName::IPAddress(_) => may_have_names,
             _ => false,
         };
         match names.iter().all(is_known) {
             true => Ok((identity, key)),
-            false if may_have_names => Err(refuse("URIs and DNS names")),
+            false if may_have_names => Err(refuse("URIs, DNS names and IP addresses")),
             false => Err(refuse("URIs")),
         }
     }

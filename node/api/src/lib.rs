@@ -22,6 +22,7 @@ pub mod console;
 pub mod escrow;
 pub mod extension;
 pub mod first_contact;
+pub mod hosts;
 pub mod identity;
 pub mod labels;
 mod lifetime;

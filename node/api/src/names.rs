@@ -118,6 +118,8 @@ pub mod conditions {
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.
     pub const KUBERNETES_WORKER: &str = "KubernetesWorker";
+    /// Condition of a Kubernetes controller in a cluster whose API servers have a virtual address.
+    pub const KUBERNETES_API_ADDRESS: &str = "KubernetesApiAddress";
     /// Reason: the node's image lacks the extension that the role needs.
     pub const NOT_INSTALLED: &str = "NotInstalled";
     /// Reason: the extension does not match the image's root hash.
@@ -165,6 +167,9 @@ pub mod fw_cfg {
     pub const FAILPOINT: &str = "opt/dev.hearth/failpoint";
 }
 
+/// Lifetime of the lease by which a Kubernetes controller has the virtual address of the API servers. etcd has no
+/// shorter ones than 3 s with its election timeout in clusters.
+pub const API_ADDRESS_LEASE: Duration = Duration::from_secs(5);
 /// Maximum interval between the events of a curator to a watcher, even if nothing has changed.
 pub const WATCH_MARK: Duration = Duration::from_secs(15);
 /// A watcher that has received nothing for this long switches to another curator: this one hangs,

@@ -57,11 +57,18 @@ pub enum ConsensusUser {
     /// The objects of Kubernetes' API servers, which do not use a [`NamespacedClient`] but the
     /// proxy: see [`etcd_proxy`](super::etcd_proxy).
     Kubernetes,
+    /// What the Kubernetes controllers agree on: which of them has the virtual address.
+    KubernetesControllers,
 }
 
 impl ConsensusUser {
     /// All users.
-    pub const ALL: [Self; 3] = [Self::Curator, Self::KubernetesPki, Self::Kubernetes];
+    pub const ALL: [Self; 4] = [
+        Self::Curator,
+        Self::KubernetesPki,
+        Self::Kubernetes,
+        Self::KubernetesControllers,
+    ];
 
     /// The name, as it appears in the key prefix.
     pub const fn name(self) -> &'static str {
@@ -69,6 +76,7 @@ impl ConsensusUser {
             Self::Curator => "curator",
             Self::KubernetesPki => "kubernetes-pki",
             Self::Kubernetes => "kubernetes",
+            Self::KubernetesControllers => "kubernetes-controllers",
         }
     }
 }
@@ -625,12 +633,15 @@ mod tests {
     #[tokio::test]
     async fn the_stored_prefixes_stay() {
         let root = RootClient::new(PathBuf::new());
-        let written: String = ConsensusUser::ALL
-            .map(|user| {
-                let epoch = root.namespaced(user).absolute(super::super::fenced::EPOCH);
+        let written = |users: &[ConsensusUser]| -> String {
+            let epochs = users.iter().map(|user| {
+                let epoch = root.namespaced(*user).absolute(super::super::fenced::EPOCH);
                 format!("{}\n", String::from_utf8(epoch).unwrap())
-            })
-            .concat();
-        stored_form!("etcd-epochs.txt", written);
+            });
+            epochs.collect()
+        };
+        let (first, later) = ConsensusUser::ALL.split_at(3);
+        stored_form!("etcd-epochs.txt", written(first));
+        stored_form!("etcd-epochs-controllers.txt", written(later));
     }
 }

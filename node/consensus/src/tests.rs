@@ -193,7 +193,7 @@ async fn clients_are_for_members_and_keep_to_their_part() {
         Some(ConsensusUnavailable::NoLocalConsensus)
     );
 
-    let [curator, kubernetes, _] = ConsensusUser::ALL.map(|user| handle.root().namespaced(user));
+    let [curator, kubernetes, ..] = ConsensusUser::ALL.map(|user| handle.root().namespaced(user));
     curator.write(put_new("a", "mine")).await.unwrap();
     kubernetes.write(put_new("a", "yours")).await.unwrap();
     let below = curator.sub("x").unwrap().sub("y").unwrap();

@@ -127,6 +127,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (view_writer, view) = event::value();
     let (own_address_writer, own_address) = event::value();
     let (conditions_writer, conditions) = event::value();
+    let settings_writer = event::value().0;
     let (may_have_pods_writer, may_have_pods) = event::value();
     let (pod_network_writer, pod_network) = event::value();
     let (network_policy_writer, network_policy) = event::value();
@@ -262,6 +263,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             may_have_pods,
             pod_network: pod_network.clone(),
             network_policy,
+            settings: settings_writer.value(),
             packet_filter: packet_filter_writer,
         }),
         kubernetes: Arc::new(hearth_kubernetes::Worker {
@@ -282,6 +284,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             machine: Default::default(),
             may_have_pods: may_have_pods_writer,
             network_policy: network_policy_writer,
+            settings: settings_writer,
             conditions: conditions_writer,
         }),
         nodemgmt: Arc::new(nodemgmt::Worker {

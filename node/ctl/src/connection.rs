@@ -12,6 +12,7 @@ use hearth_api::escrow;
 use hearth_api::identity::{NodeId, OwnerKey, UserCredentials};
 use hearth_api::names::PORT_NODE_MANAGEMENT;
 use hearth_api::tls::{self, ExpectedServer, TlsError};
+use hearth_operator::Operator;
 
 use crate::args::Global;
 use crate::context::{Context, Contexts};
@@ -85,10 +86,20 @@ impl Session {
             self.curators(global)?,
             OwnerKey::from_seed(*key.expose_seed()),
         );
-        match escrow::exchange(curators, &key, &ca, None, options).await {
+        let exchange = escrow::exchange(curators.clone(), &key, &ca, None, options.clone());
+        match exchange.await {
             Ok(exchanged) => {
+                let told = Operator::connect(exchanged.credentials.clone(), curators, options);
+                let nodes = match told {
+                    Ok(operator) => operator.nodes().await.ok(),
+                    Err(_) => None,
+                };
                 let mut contexts = Contexts::load(Some(self.file.clone()))?;
                 contexts.renew(&self.name, &exchanged)?;
+                // Not a reason to fail: those that are known have just answered.
+                if let Some(nodes) = nodes {
+                    contexts.learn(&self.name, &nodes);
+                }
                 contexts.save()?;
                 Ok(Some(exchanged.credentials))
             }

@@ -11,8 +11,10 @@ use hearth_api::certificates::Leaf;
 use hearth_api::client::{Endpoint, EndpointError};
 use hearth_api::escrow::Exchanged;
 use hearth_api::identity::{ClusterId, IdentityError, SigningKey, UserCredentials};
+use hearth_api::names::PORT_CURATOR;
 use hearth_api::owner;
 use hearth_api::tls::{self, CertificateDer};
+use hearth_api::v1::{Node, NodeState};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Kind};
@@ -29,8 +31,12 @@ pub(crate) struct Context {
     pub cluster_id: String,
     /// The cluster's CA certificate, PEM.
     pub ca: String,
-    /// Endpoints of its curators, in the order in which they are tried.
+    /// Endpoints of its curators that the user has named, in the order in which they are tried.
     pub endpoints: Vec<String>,
+    /// Those of all its curators, as the cluster knew them when the certificate was issued. They are tried
+    /// afterwards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub learned: Vec<String>,
     /// Path of the user's certificate (PEM), relative to the contexts file.
     pub certificate: PathBuf,
     /// Path of the user's private key (PKCS #8, PEM), relative to the contexts file.
@@ -161,6 +167,7 @@ impl Contexts {
             cluster_id: leaf.identity.cluster.to_string(),
             ca: to_pem(&credentials.ca),
             endpoints: endpoints.iter().map(Endpoint::to_string).collect(),
+            learned: Vec::new(),
             certificate,
             renew_after: Some(renew_after(leaf)),
             key: fs::canonicalize(key).map_err(|error| {
@@ -180,6 +187,14 @@ impl Contexts {
             context.renew_after = Some(renew_after(&exchanged.leaf));
         }
         Ok(())
+    }
+
+    /// Replaces the curators of a context that the cluster has told of.
+    pub(crate) fn learn(&mut self, name: &str, nodes: &[Node]) {
+        if let Some(context) = self.stored.contexts.get_mut(name) {
+            let curators = curators(nodes);
+            context.learned = curators.map(|endpoint| endpoint.to_string()).collect();
+        }
     }
 
     fn write_certificate(&self, file: &Path, der: &CertificateDer<'_>) -> Result<(), Failure> {
@@ -255,14 +270,36 @@ fn renew_after(leaf: &Leaf) -> u64 {
 }
 
 impl Context {
-    /// The parsed endpoints of the curators.
+    /// The endpoints of the curators, each once, in the order in which they are tried: those that the cluster has
+    /// told of through the address mappings.
     pub(crate) fn endpoints(&self) -> Result<Vec<Endpoint>, Failure> {
         let parse = |text: &String| {
             text.parse()
                 .map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error))
         };
-        self.endpoints.iter().map(parse).collect()
+        let named: Result<Vec<Endpoint>, _> = self.endpoints.iter().map(parse).collect();
+        let mut all = named?;
+        for text in &self.learned {
+            let reached = self.reach(parse(text)?)?;
+            if !all.contains(&reached) {
+                all.push(reached);
+            }
+        }
+        Ok(all)
     }
+}
+
+/// The endpoints of the curators among the nodes of a cluster: of the consensus members that are UP and have reported
+/// their addresses.
+fn curators(nodes: &[Node]) -> impl Iterator<Item = Endpoint> {
+    let members = nodes.iter().filter(|node| {
+        let roles = node.roles.unwrap_or_default();
+        node.state() == NodeState::Up && roles.consensus_member.is_some()
+    });
+    members.filter_map(|node| {
+        let address = node.status.as_ref()?.external_address.parse().ok()?;
+        Some(Endpoint::new(address, PORT_CURATOR))
+    })
 }
 
 /// The name of a context for which none was given: the first 8 digits of the cluster ID.
@@ -345,6 +382,7 @@ fn from_pem(text: &[u8]) -> Option<CertificateDer<'static>> {
 #[cfg(test)]
 mod tests {
     use hearth_api::testing::TestCluster;
+    use hearth_api::v1::{NodeRoles, NodeStatus};
 
     use super::*;
 
@@ -395,6 +433,34 @@ mod tests {
                 &key_path,
             )
             .expect("added again");
+        let node = |address: &str, is_member: bool, state: NodeState| Node {
+            state: state.into(),
+            roles: Some(NodeRoles {
+                consensus_member: is_member.then(Default::default),
+                ..NodeRoles::default()
+            }),
+            status: Some(NodeStatus {
+                external_address: address.to_owned(),
+                ..NodeStatus::default()
+            }),
+            ..Node::default()
+        };
+        let learned: Endpoint = "192.0.2.7:7835".parse().expect("an endpoint");
+        contexts.learn(
+            "one",
+            &[
+                node("192.0.2.7", true, NodeState::Up),
+                node("192.0.2.8", true, NodeState::New),
+                node("192.0.2.9", false, NodeState::Up),
+                node("", true, NodeState::Up),
+                // Reached through the mapping, which leads to the endpoint that was named.
+                node("192.0.2.10", true, NodeState::Up),
+            ],
+        );
+        let same: Endpoint = "192.0.2.10:7835".parse().expect("an endpoint");
+        contexts
+            .route(None, &same, Some(&endpoint))
+            .expect("the current one");
         contexts.save().expect("saved");
 
         let again = Contexts::load(Some(path)).expect("read");
@@ -402,7 +468,7 @@ mod tests {
         assert_eq!(name, "one");
         assert_eq!(
             context.endpoints().expect("good"),
-            std::slice::from_ref(&endpoint)
+            [endpoint.clone(), learned]
         );
         assert_eq!(context.cluster_id, cluster.id.to_string());
         assert_eq!(context.reach(endpoint.clone()).expect("good"), via);

@@ -62,7 +62,7 @@ pub async fn found(
 ) -> Result<Arc<NodeCredentials>, FoundingError> {
     let public_key = data.node_key.public();
     let configuration = settings::with_defaults(data.seed.configuration.clone());
-    let names = leaves::curator_names(&configuration);
+    let names = leaves::curator_hosts(&configuration);
     let holder = Holder::node(data.cluster_id, data.node_id, public_key, names);
     let valid = leaves::lifetime(&configuration);
     let certificate = authorities.cluster.issue_leaf(&holder, now, valid)?;
@@ -197,6 +197,7 @@ mod tests {
                     curator_session_seconds: 0,
                     time_servers: Vec::new(),
                     certificate_lifetime_seconds: 0,
+                    certificate_names: Vec::new(),
                 },
                 labels: vec![Label {
                     key: "zone".into(),

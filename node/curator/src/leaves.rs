@@ -6,18 +6,20 @@
 //! help, from the authority in etcd, so that a cluster that was off until all leaves had expired comes
 //! back: the curators first, then, through them, the others.
 //!
-//! DNS names are for clients of others, which compare them with the name to which they connect. Only a
-//! consensus member has the names of a curator, so that no other node can pass for one.
+//! Names and addresses are for clients of others, which compare them with those to which they connect. Only a
+//! consensus member has those of a curator, so that no other node can pass for one. When the cluster's settings
+//! give the curators other names, each renews its own leaf at once.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
+use hearth_api::hosts::Host;
 use hearth_api::identity::{NodeId, P256PublicKey, PublicKey, UserName};
 use hearth_api::names::CURATOR_NAME;
 use hearth_api::tls::{self, CertificateDer, OwnCertificate};
 use hearth_api::v1::ClusterConfiguration;
 use hearth_cluster::state::ClusterRecord;
-use hearth_host::pki::{Authority, Holder, PkiError};
+use hearth_host::pki::{Authority, Holder, PkiError, hosts};
 use tonic::Status;
 
 use crate::authorities;
@@ -45,7 +47,7 @@ pub async fn of_node(
     let node = core.cache.node(id);
     let is_member = node.is_some_and(|(node, _)| node.roles.consensus_member.is_some());
     let names = match is_member || id == core.node_id {
-        true => curator_names(&cluster.configuration),
+        true => curator_hosts(&cluster.configuration),
         false => Vec::new(),
     };
     let holder = Holder::node(cluster.id, id, key, names);
@@ -93,10 +95,20 @@ pub fn lifetime(configuration: &ClusterConfiguration) -> Duration {
     Duration::from_secs(configuration.certificate_lifetime_seconds.into())
 }
 
-/// The names of a curator.
-pub fn curator_names(configuration: &ClusterConfiguration) -> Vec<String> {
+/// The names and addresses of a curator.
+pub fn curator_hosts(configuration: &ClusterConfiguration) -> Vec<Host> {
     let in_domain = format!("curator.{}", configuration.cluster_domain);
-    vec![in_domain, CURATOR_NAME.to_owned()]
+    let mut hosts = vec![Host::Name(in_domain), Host::Name(CURATOR_NAME.to_owned())];
+    hosts.extend(configuration.server_hosts());
+    hosts
+}
+
+/// Whether the leaf of a node has other names and addresses than those of a curator with these settings.
+pub fn is_misnamed(leaf: &[u8], id: NodeId, configuration: &ClusterConfiguration) -> bool {
+    let own_name = Host::Name(id.to_string());
+    let wanted = curator_hosts(configuration);
+    let found = hosts(leaf);
+    found.is_ok_and(|found| !found.iter().eq([own_name].iter().chain(&wanted)))
 }
 
 /// Renews the leaves of this node.
@@ -116,11 +128,18 @@ pub async fn begin_own(core: &Core, own: &OwnCertificate) {
     }
 }
 
-/// Renews the leaves of this node in time.
+/// Renews the leaves of this node in time, and when they should have other names.
 pub async fn keep_own(core: &Core, own: &OwnCertificate) -> Infallible {
     core.cache.loaded().await;
+    let is_misnamed = || {
+        let cluster = core.cluster();
+        cluster.is_ok_and(|cluster| {
+            let configuration = cluster.content.configuration;
+            is_misnamed(&own.certificate(), own.node(), &configuration)
+        })
+    };
     loop {
-        while !own.is_due() {
+        while !own.is_due() && !is_misnamed() {
             tokio::time::sleep(LOOK).await;
         }
         if let Err(status) = renew_own(core, own).await {
@@ -128,7 +147,8 @@ pub async fn keep_own(core: &Core, own: &OwnCertificate) -> Infallible {
                 "cannot renew the certificate of this node: {}",
                 status.message()
             );
-            tokio::time::sleep(LOOK).await;
         }
+        // The settings in memory may be older than those by which it was renewed.
+        tokio::time::sleep(LOOK).await;
     }
 }

@@ -20,10 +20,12 @@
 //! there is a curator that could renew them, and a member that has been removed is refused whatever
 //! its certificate says. Serial numbers are random, so that no counter is needed and none collides.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use hearth_api::hosts::Host;
 use hearth_api::identity::{
     self, ClusterId, Identity, KeyError, NodeId, NodeKey, P256PublicKey, PublicKey, SigningKey,
     UserName,
@@ -40,6 +42,7 @@ use rcgen::{
 use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls_pki_types::CertificateDer;
 use time::OffsetDateTime;
+use x509_parser::extensions::GeneralName;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::date::date;
@@ -233,16 +236,17 @@ impl PublicKeyData for SubjectKey {
 pub struct Holder {
     identity: Identity,
     key: PublicKey,
-    dns_names: Vec<String>,
+    hosts: Vec<Host>,
 }
 
 impl Holder {
-    /// A node with this key, which is called by these DNS names besides its ID.
-    pub fn node(cluster: ClusterId, id: NodeId, key: PublicKey, dns_names: Vec<String>) -> Self {
+    /// A node with this key, which is reached by these names and addresses besides its ID.
+    pub fn node(cluster: ClusterId, id: NodeId, key: PublicKey, hosts: Vec<Host>) -> Self {
+        let own = Host::Name(id.to_string());
         Self {
             identity: Identity::node(cluster, id),
             key,
-            dns_names: std::iter::once(id.to_string()).chain(dns_names).collect(),
+            hosts: std::iter::once(own).chain(hosts).collect(),
         }
     }
 
@@ -251,7 +255,7 @@ impl Holder {
         Self {
             identity: Identity::user(cluster, name),
             key,
-            dns_names: Vec::new(),
+            hosts: Vec::new(),
         }
     }
 }
@@ -386,8 +390,11 @@ impl Authority {
         let mut params = parameters(&name, lifetime)?;
         let mut names = vec![SanType::URI(ia5(&holder.identity.to_string())?)];
         names.extend(more_names);
-        for dns_name in &holder.dns_names {
-            names.push(SanType::DnsName(ia5(dns_name)?));
+        for host in &holder.hosts {
+            names.push(match host {
+                Host::Name(name) => SanType::DnsName(ia5(name)?),
+                Host::Address(address) => SanType::IpAddress(*address),
+            });
         }
         params.subject_alt_names = names;
         params.extended_key_usages = usages;
@@ -408,6 +415,26 @@ impl Authority {
         let certificate = params.signed_by(key, &issuer).map_err(issue(name))?;
         Ok(certificate.der().clone())
     }
+}
+
+/// The names and addresses by which the holder of a leaf is reached, in the order of the certificate.
+pub fn hosts(certificate: &[u8]) -> Result<Vec<Host>, PkiError> {
+    const MALFORMED: PkiError = PkiError::Stored("the certificate is malformed");
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| MALFORMED)?;
+    let names = parsed.subject_alternative_name().map_err(|_| MALFORMED)?;
+    let names = names
+        .into_iter()
+        .flat_map(|names| &names.value.general_names);
+    let hosts = names.filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(Host::Name((*name).to_owned())),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            let address = v4.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from));
+            address.ok().map(Host::Address)
+        }
+        _ => None,
+    });
+    Ok(hosts.collect())
 }
 
 /// The usages of a certificate of a node: it is a server and a client.

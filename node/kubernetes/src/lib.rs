@@ -10,11 +10,12 @@
 //! | [`kubeconfig`] | kubeconfig files of the programs |
 //! | [`store`] | the API server's access to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
+//! | [`virtual_address`] | on controllers: the address that one API server has for all |
 //! | [`hearth_kubernetes_api`] | the client of the Kubernetes API |
 //! | [`access`] | TLS configuration of our own clients |
 //! | [`reconciler`] | on controllers: the objects that Hearth maintains in a cluster |
 //! | [`labels`] | synchronization of labels to Kubernetes nodes |
-//! | [`settings`] | on controllers: the cluster's settings for Kubernetes |
+//! | [`settings`] | the cluster's settings for Kubernetes |
 //! | [`services`] | on workers: starts DNS, volumes and the receiver of the network policy |
 //! | [`policy`] | the way of network policies to the nodes |
 //! | [`hearth_network_policy`] | network policies as rules of the packet filter |
@@ -74,6 +75,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod toml;
+mod virtual_address;
 pub mod volumes;
 mod worker;
 
@@ -82,8 +84,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearth_agent::{CuratorConnection, PeerAddresses, View};
+use hearth_api::hosts::Host;
 use hearth_api::names;
-use hearth_api::v1::{NodeCondition, NodeRoles};
+use hearth_api::v1::{KubernetesConfiguration, NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
@@ -96,6 +99,7 @@ use hearth_network_policy::node::NodePolicy;
 use hearth_sys::tree;
 
 use calendar::CertificateClock;
+use virtual_address::AddressStatus;
 
 /// The user of API server, controller-manager and scheduler. Below 65536, where the users of pods with
 /// user namespaces begin.
@@ -136,6 +140,9 @@ pub struct Worker {
     pub pod_network: Value<Option<PodNetwork>>,
     /// Serializes changes of this machine for pods.
     pub machine: worker::MachineLock,
+    /// Output, written by [`settings`] and read by the parts of the roles and the packet filter: the cluster's
+    /// settings for Kubernetes, once they are known.
+    pub settings: Writer<Arc<KubernetesConfiguration>>,
     /// Output, written by the supervisor of the worker role: which pods may run, or may still be
     /// terminating.
     pub may_have_pods: Writer<PodsPossible>,
@@ -245,30 +252,45 @@ impl From<&Missing> for RoleCondition {
 
 /// Runs the supervisors of the two roles, and reports the conditions.
 pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
-    let mut standings = Vec::new();
+    let mut roles = Vec::new();
+    let (address_status, mut address_statuses) = {
+        let (writer, value) = event::value();
+        (Arc::new(writer), value.watch())
+    };
+    let mut address = AddressStatus::None;
+    let (hosts_writer, server_hosts) = event::value();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
         let (writer, condition) = event::value();
         let gate = Arc::new(RoleSupervisor {
             role,
             parts: parts.clone(),
             condition: Arc::new(writer),
+            address_status: address_status.clone(),
+            server_hosts: server_hosts.clone(),
             lost: AtomicBool::new(false),
         });
-        standings.push((role, condition.watch(), RoleCondition::NotHeld));
+        roles.push((role, condition.watch(), RoleCondition::NotHeld));
         ctx.run_restartable(name, &gate, pass)?;
     }
+    let settings = Arc::new(settings::Worker {
+        parts: parts.clone(),
+        server_hosts: hosts_writer,
+    });
+    ctx.run_worker("settings", &settings, settings::run)?;
     ctx.healthy();
-    let [controller, worker] = &mut standings[..] else {
+    let [controller, worker] = &mut roles[..] else {
         return Err(Failure::msg("internal error: expected two roles"));
     };
     loop {
         tokio::select! {
             condition = controller.1.next() => controller.2 = condition?,
             condition = worker.1.next() => worker.2 = condition?,
+            status = address_statuses.next() => address = status?,
             () = ctx.cancelled() => return Ok(()),
         }
         let all = [&*controller, &*worker].map(|(role, _, now)| now.clone().condition(*role));
-        parts.conditions.set(all.into_iter().flatten().collect());
+        let all = all.into_iter().chain([address.condition()]);
+        parts.conditions.set(all.flatten().collect());
     }
 }
 
@@ -278,6 +300,10 @@ struct RoleSupervisor {
     parts: Arc<Worker>,
     /// Output, written here and by the parts of the role.
     condition: Arc<Writer<RoleCondition>>,
+    /// Output of the controller: what it has to do with the virtual address.
+    address_status: Arc<Writer<AddressStatus>>,
+    /// Input of the controller: further names and addresses in the certificate of its API server.
+    server_hosts: Value<Arc<[Host]>>,
     /// The role has been removed since the last cleanup.
     lost: AtomicBool,
 }
@@ -330,6 +356,9 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
             gate.parts.may_have_pods.set(PodsPossible::None);
             gate.parts.network_policy.set(None);
         }
+        if gate.role == Role::Controller {
+            gate.address_status.set(AddressStatus::None);
+        }
         gate.condition.set(RoleCondition::NotHeld);
         ctx.healthy();
         return std::future::pending().await;
@@ -365,7 +394,12 @@ async fn start(ctx: &Context, gate: &RoleSupervisor, bundle: Arc<Bundle>) -> Out
     match gate.role {
         Role::Controller => {
             let ports = controller::Ports::default();
-            controller::run(ctx, &gate.parts, bundle, ports, &gate.condition).await
+            let shared = controller::Shared {
+                condition: &gate.condition,
+                address_status: &gate.address_status,
+                server_hosts: &gate.server_hosts,
+            };
+            controller::run(ctx, &gate.parts, bundle, ports, shared).await
         }
         Role::Worker => worker::run(ctx, &gate.parts, bundle, &gate.condition).await,
     }

@@ -187,6 +187,7 @@ impl Cluster {
         let serving = Certificate::ApiServer {
             node: NodeId::from_bytes([7; 16]),
             address: [192, 0, 2, 7].into(),
+            hosts: &[],
         };
         let serving = self.issue(&serving);
         let (certificate, key) = (self.file("serving"), self.file("serving.key"));

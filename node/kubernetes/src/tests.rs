@@ -110,6 +110,7 @@ impl Fake {
                 machine: worker::MachineLock::default(),
                 may_have_pods,
                 network_policy,
+                settings: event::value().0,
                 conditions: conditions_writer,
             }),
             roles,
@@ -227,6 +228,8 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
         role: Role::Controller,
         parts: fake.parts.clone(),
         condition: Arc::new(writer),
+        address_status: Arc::new(event::value().0),
+        server_hosts: event::value().1,
         lost: AtomicBool::new(false),
     });
     let serves = async || {

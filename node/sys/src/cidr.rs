@@ -42,6 +42,15 @@ impl Cidr {
         Ok(Self { address, prefix })
     }
 
+    /// One address, with the longest prefix.
+    pub const fn host(address: IpAddr) -> Self {
+        let prefix = match address {
+            IpAddr::V4(_) => 32,
+            IpAddr::V6(_) => 128,
+        };
+        Self { address, prefix }
+    }
+
     /// The address.
     pub fn address(&self) -> IpAddr {
         self.address

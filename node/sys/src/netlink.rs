@@ -8,9 +8,12 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, CacheInfo,
+};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{
@@ -244,9 +247,13 @@ impl Netlink {
 
     /// The addresses of an interface.
     pub async fn addresses(&self, index: u32) -> Result<Vec<Cidr>, NetlinkError> {
+        let messages = self.address_messages(index).await?;
+        Ok(messages.iter().filter_map(cidr).collect())
+    }
+
+    async fn address_messages(&self, index: u32) -> Result<Vec<AddressMessage>, NetlinkError> {
         let addresses = self.handle.address().get();
         let addresses = addresses.set_link_index_filter(index).execute();
-        let addresses = addresses.try_filter_map(async |message| Ok(cidr(&message)));
         let addresses: Result<Vec<_>, _> = addresses.try_collect().await;
         addresses.map_err(refused(format!("list the addresses of interface {index}")))
     }
@@ -261,7 +268,30 @@ impl Netlink {
         result.map_err(refused(format!("add {cidr} to interface {index}")))
     }
 
-    /// Makes these the only IPv4 addresses of an interface.
+    /// Adds an address to an interface for a while, or changes how long it remains: the kernel removes it
+    /// once this time has passed (whole seconds, at least one). The address is the interface's without a
+    /// network, it is not probed for duplicates, and the machine does not use it as a source of its
+    /// own connections.
+    pub async fn lend_address(
+        &self,
+        index: u32,
+        address: IpAddr,
+        valid: Duration,
+    ) -> Result<(), NetlinkError> {
+        let mut lifetime = CacheInfo::default();
+        lifetime.ifa_valid = valid.as_secs().clamp(1, u32::MAX.into()) as u32;
+        let cidr = Cidr::host(address);
+        let addresses = self.handle.address();
+        let mut request = addresses.add(index, address, cidr.prefix()).replace();
+        request.message_mut().attributes.extend([
+            AddressAttribute::CacheInfo(lifetime),
+            AddressAttribute::Flags(AddressFlags::Nodad),
+        ]);
+        let result = request.execute().await;
+        result.map_err(refused(format!("add {cidr} to interface {index}")))
+    }
+
+    /// Makes these the only IPv4 addresses of an interface that it has for an unlimited time.
     ///
     /// Other addresses are removed first: an address in the network of another one depends on it,
     /// and would be removed with it.
@@ -270,7 +300,12 @@ impl Netlink {
         index: u32,
         wanted: &[Cidr],
     ) -> Result<(), NetlinkError> {
-        for old in self.addresses(index).await? {
+        let found = self.address_messages(index).await?;
+        let is_permanent = |message: &&AddressMessage| {
+            let flags = message.header.flags;
+            flags.contains(AddressHeaderFlags::Permanent)
+        };
+        for old in found.iter().filter(is_permanent).filter_map(cidr) {
             if old.address().is_ipv4() && !wanted.contains(&old) {
                 self.remove_address(index, old).await?;
             }
@@ -481,7 +516,7 @@ fn is(error: &rtnetlink::Error, errno: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::in_own_network;
+    use crate::testing::in_own_network;
 
     #[test]
     fn links_addresses_and_routes_come_and_go() {
@@ -506,6 +541,27 @@ mod tests {
             }
             let addresses = netlink.addresses(lo.index).await.unwrap();
             assert!(addresses.contains(&address), "{addresses:?}");
+
+            // A lent address is not the concern of whoever configures the interface, and goes by itself.
+            for text in ["10.9.8.100", "2001:db8::100"] {
+                let lent: IpAddr = text.parse().unwrap();
+                let lend =
+                    |seconds| netlink.lend_address(lo.index, lent, Duration::from_secs(seconds));
+                lend(3600).await.unwrap();
+                netlink
+                    .set_ipv4_addresses(lo.index, &[address])
+                    .await
+                    .unwrap();
+                let has_it = async || {
+                    let addresses = netlink.addresses(lo.index).await.unwrap();
+                    addresses.contains(&Cidr::host(lent))
+                };
+                assert!(has_it().await);
+                lend(1).await.unwrap();
+                while has_it().await {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
 
             let gateway = "10.9.8.1".parse().unwrap();
             let default = Route::default_through(gateway, 100);

@@ -92,7 +92,7 @@ fn vlan_name(device: &Link, vlan: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::in_own_network;
+    use crate::testing::in_own_network;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn it_is_applied_again_and_changed() {
         in_own_network(async {
-            if !crate::add_veth("one", "other").await {
+            if !crate::testing::add_veth("one", "other").await {
                 return;
             }
             let netlink = Netlink::open().unwrap();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_vlan_is_made_once_and_has_the_addresses() {
         in_own_network(async {
-            if !crate::add_veth("one", "other").await {
+            if !crate::testing::add_veth("one", "other").await {
                 return;
             }
             let netlink = Netlink::open().unwrap();

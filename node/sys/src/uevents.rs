@@ -93,9 +93,9 @@ mod tests {
     /// A new interface is announced in its own network namespace.
     #[test]
     fn a_new_device_ends_the_wait() {
-        crate::in_own_network(async {
+        crate::testing::in_own_network(async {
             let events = Uevents::open().unwrap();
-            if !crate::add_veth("one", "other").await {
+            if !crate::testing::add_veth("one", "other").await {
                 return;
             }
             let deadline = Instant::now() + Duration::from_secs(30);

@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_it_says_so() {
-        super::super::in_own_network(async {
+        crate::testing::in_own_network(async {
             // The test runs on kernels with and without WireGuard.
             match Wireguard::open().await {
                 Ok(wireguard) => {

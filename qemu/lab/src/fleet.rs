@@ -234,20 +234,23 @@ impl Machines {
 
     /// The addresses of the nodes' ports in the machines' network, and those on the host.
     pub fn routes(&self) -> Vec<(SocketAddrV4, SocketAddr)> {
-        let ports = [
+        self.routes_to(&[
             names::PORT_CURATOR,
             names::PORT_NODE_MANAGEMENT,
             names::PORT_UNLOCK,
-        ];
+        ])
+    }
+
+    /// The same for these ports, as far as they are forwarded.
+    pub(crate) fn routes_to(&self, ports: &[u16]) -> Vec<(SocketAddrV4, SocketAddr)> {
         let route = |node: &Node, port| {
             let address = self.cluster.address(&node.name)?;
             let host = self.cluster.forwarded(&node.name, port)?;
             Some((SocketAddrV4::new(address, port), host))
         };
         let nodes = self.nodes.iter();
-        nodes
-            .flat_map(|node| ports.into_iter().filter_map(move |port| route(node, port)))
-            .collect()
+        let routes = nodes.flat_map(|node| ports.iter().filter_map(move |port| route(node, *port)));
+        routes.collect()
     }
 
     /// The addresses of all unlock ports on the host.

@@ -7,7 +7,7 @@
 //! be admitted.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::formation::{Candidate, VOTERS};
 use crate::hearthctl::{self, Hearthctl, may_pass};
 use crate::record::ClusterRecord;
 use crate::session::Session;
-use crate::{LabError, Result, tool};
+use crate::{LabError, Result, machines, tool};
 
 /// Between two passes: each kubectl process takes half a second.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -71,7 +71,6 @@ struct Work {
     hearthctl: Hearthctl,
     kubectl: PathBuf,
     kubeconfig: PathBuf,
-    server: SocketAddr,
     told: BTreeMap<String, String>,
 }
 
@@ -116,8 +115,9 @@ impl Session<'_> {
             candidate,
             controls: number <= controllers,
         });
-        let first = &fleet.nodes[0].name;
-        let server = fleet.cluster().forwarded(first, names::PORT_KUBERNETES);
+        self.hearthctl
+            .set_routes(&self.api_servers(fleet).await?)
+            .await?;
         Ok(Work {
             observer: self.observer.clone(),
             operator: self.asker(fleet)?.connect().await?,
@@ -125,12 +125,20 @@ impl Session<'_> {
             hearthctl: self.hearthctl.clone(),
             kubectl: kubectl.to_owned(),
             kubeconfig: kubeconfig(self.state.path()),
-            server: server.ok_or_else(|| LabError::Unplugged {
-                machine: first.clone(),
-                what: "port of the API server on this host",
-            })?,
             told: BTreeMap::new(),
         })
+    }
+
+    /// The addresses of the API servers in the machines' network, the virtual one included, and those on the host.
+    async fn api_servers(&self, fleet: &Machines) -> Result<Vec<(SocketAddrV4, SocketAddr)>> {
+        let mut servers = fleet.routes_to(&[names::PORT_KUBERNETES]);
+        if let Some(network) = fleet.cluster().network() {
+            let address = machines::api_address();
+            let host = network.forward_shared(address, names::PORT_KUBERNETES);
+            let host = host.await?;
+            servers.push((SocketAddrV4::new(address, names::PORT_KUBERNETES), host));
+        }
+        Ok(servers)
     }
 }
 
@@ -222,9 +230,7 @@ impl Work {
     /// Makes hearthctl write the kubeconfig. False: not possible yet.
     async fn ask_access(&self) -> Result<bool> {
         let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
-        write
-            .option("--server", format!("https://{}", self.server))
-            .option("--output", &self.kubeconfig);
+        write.option("--output", &self.kubeconfig);
         match tool::run(&write).await {
             Ok(_) => Ok(true),
             Err(error) if may_pass(&error) => {

@@ -41,6 +41,15 @@ pub fn number(name: &str, record: &ClusterRecord) -> Result<u16> {
     }
 }
 
+/// The virtual address of the API servers of a cluster on this host.
+pub(crate) fn api_address() -> Ipv4Addr {
+    let options = NetworkOptions {
+        gateway: GATEWAY,
+        ..NetworkOptions::default()
+    };
+    options.shared_address()
+}
+
 /// A network with this many slots, whose ports in the list are forwarded to the host.
 pub fn network(
     switch: &Path,

@@ -7,6 +7,7 @@
 
 pub mod boots;
 pub mod cluster;
+pub mod failover;
 pub mod kubernetes;
 pub mod records;
 pub mod storage;

@@ -136,7 +136,9 @@ impl State {
         let parameters = match begin.options.parameters {
             Some(parameters) => parameters,
             None => {
-                let configuration = record.storage.unwrap_or_default().configuration();
+                let mut configuration = record.storage.unwrap_or_default().configuration();
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                kubernetes.api_address = machines::api_address().to_string();
                 let owner = Owner::create(&self.folder)?;
                 owner.parameters(configuration).encode_to_vec()
             }

@@ -281,6 +281,27 @@ impl Network {
         }
     }
 
+    /// The host address of a TCP port of an address of the subnet that machines have in turn, at 127.0.0.1; it stays
+    /// the same while the network is running. New connections go to the machine that has said last, by ARP, that it has
+    /// the address; if none has, connections wait some seconds for one and are closed.
+    ///
+    /// # Errors
+    /// If no machine can have the address, or it is the own one of a machine.
+    pub async fn forward_shared(
+        &self,
+        address: Ipv4Addr,
+        guest_port: u16,
+    ) -> Result<SocketAddr, NetworkError> {
+        let request = Request::ForwardShared {
+            address,
+            guest: guest_port,
+        };
+        match self.call("forward_shared", request).await? {
+            Reply::PortForward(host) => Ok(host),
+            other => Err(mistaken("forward_shared", &other)),
+        }
+    }
+
     /// Replaces the faults of a port's link. Frames in transit are lost when a link is cut.
     ///
     /// # Errors

@@ -27,6 +27,10 @@ pub(super) enum Request {
         name: String,
         guest: u16,
     },
+    ForwardShared {
+        address: Ipv4Addr,
+        guest: u16,
+    },
     SetFaults {
         name: String,
         faults: Faults,

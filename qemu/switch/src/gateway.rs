@@ -7,10 +7,10 @@
 //! A packet for a connection is found by its port and goes to that connection's own stack; all others go to a stack
 //! without sockets, which answers like a host without services. Both process plain IP ([`super::wire`]). No address
 //! resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet address is known from its
-//! port.
+//! port. Only the holder of an address that machines have in turn is found by ARP: the last that has said to have it.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Instant;
@@ -22,6 +22,7 @@ use smoltcp::wire::{
     EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpPacket, UdpPacket,
     UdpRepr,
 };
+use tokio::sync::Notify;
 
 use super::fabric::HEADER;
 use super::learning::Address;
@@ -43,6 +44,15 @@ pub(super) struct Gateway {
     wire: Wire,
     inboxes: HashMap<u16, Rc<Inbox>>,
     next_port: u16,
+    shared: BTreeMap<Ipv4Addr, Holder>,
+}
+
+/// Which machine has an address that machines have in turn.
+#[derive(Default)]
+struct Holder {
+    machine: Option<Address>,
+    /// Notified when a machine says that it has the address.
+    heard: Rc<Notify>,
 }
 
 impl Gateway {
@@ -67,7 +77,32 @@ impl Gateway {
             inboxes: HashMap::new(),
             // A different one after every start: a machine may still remember connections of the last one.
             next_port: fastrand::u16(FIRST_PORT..),
+            shared: BTreeMap::new(),
         }
+    }
+
+    /// Notified when a machine says that it has this address, which is listened for from now on.
+    pub(super) fn share(&mut self, address: Ipv4Addr) -> Rc<Notify> {
+        self.shared.entry(address).or_default().heard.clone()
+    }
+
+    /// The machine that has said last that it has this address.
+    pub(super) fn holder(&self, address: Ipv4Addr) -> Option<Address> {
+        self.shared.get(&address)?.machine
+    }
+
+    /// The question who has an address.
+    pub(super) fn ask(&self, address: Ipv4Addr) -> Vec<u8> {
+        arp_frame(
+            EthernetAddress::BROADCAST,
+            &ArpRepr::EthernetIpv4 {
+                operation: ArpOperation::Request,
+                source_hardware_addr: EthernetAddress(GATEWAY_MAC.0),
+                source_protocol_addr: self.address,
+                target_hardware_addr: EthernetAddress([0; 6]),
+                target_protocol_addr: address,
+            },
+        )
     }
 
     /// A port for a new connection, and the inbox of its packets; `None` if all are in use.
@@ -142,10 +177,10 @@ impl Gateway {
         None
     }
 
-    /// Answers ARP requests for the gateway's address.
-    fn arp(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// Answers ARP requests for the gateway's address, and hears who has a shared one.
+    fn arp(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         let ArpRepr::EthernetIpv4 {
-            operation: ArpOperation::Request,
+            operation,
             source_hardware_addr,
             source_protocol_addr,
             target_protocol_addr,
@@ -154,7 +189,12 @@ impl Gateway {
         else {
             return None;
         };
-        if target_protocol_addr != self.address || !source_hardware_addr.is_unicast() {
+        if let Some(holder) = self.shared.get_mut(&source_protocol_addr) {
+            holder.machine = Some(source_hardware_addr.0);
+            holder.heard.notify_waiters();
+        }
+        let is_for_us = target_protocol_addr == self.address && source_hardware_addr.is_unicast();
+        if operation != ArpOperation::Request || !is_for_us {
             return None;
         }
         let reply = ArpRepr::EthernetIpv4 {
@@ -164,10 +204,7 @@ impl Gateway {
             target_hardware_addr: source_hardware_addr,
             target_protocol_addr: source_protocol_addr,
         };
-        let to = source_hardware_addr.0;
-        let mut bytes = framed(to, EthernetProtocol::Arp, reply.buffer_len());
-        reply.emit(&mut ArpPacket::new_unchecked(&mut bytes[HEADER..]));
-        Some(bytes)
+        Some(arp_frame(source_hardware_addr, &reply))
     }
 
     /// The connection that a TCP packet belongs to.
@@ -231,6 +268,12 @@ impl Gateway {
             .poll(self.clock.at(now), &mut self.wire, &mut nobody);
         replies.append(&mut self.wire.sent);
     }
+}
+
+fn arp_frame(to: EthernetAddress, content: &ArpRepr) -> Vec<u8> {
+    let mut bytes = framed(to.0, EthernetProtocol::Arp, content.buffer_len());
+    content.emit(&mut ArpPacket::new_unchecked(&mut bytes[HEADER..]));
+    bytes
 }
 
 /// Whether a packet is for a DHCP server.

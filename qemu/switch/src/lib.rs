@@ -136,6 +136,13 @@ impl NetworkOptions {
         Ipv4Addr::from(network.saturating_add(10 + u32::from(number)))
     }
 
+    /// An address of the subnet that no machine has for itself ([`Self::machine_address`]): for machines that have it
+    /// in turn.
+    pub fn shared_address(&self) -> Ipv4Addr {
+        let network = u32::from(self.gateway) & self.mask();
+        Ipv4Addr::from(network.saturating_add(5))
+    }
+
     fn mask(&self) -> u32 {
         u32::MAX
             .checked_shl(32 - u32::from(self.prefix.min(32)))
@@ -278,6 +285,8 @@ mod tests {
                 "{number}"
             );
         }
+        let shared = options.shared_address();
+        assert!(options.may_have(shared) && shared < options.machine_address(0));
         for other in ["10.98.0.0", "10.98.0.1", "10.98.0.255", "10.98.1.10"] {
             let address = other.parse().expect("an address");
             assert!(!options.may_have(address), "{other}");

@@ -10,8 +10,10 @@ mod orders;
 mod way_out;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
@@ -88,7 +90,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 struct Entry {
     name: String,
     mac: Mac,
-    address: std::net::Ipv4Addr,
+    address: Ipv4Addr,
     socket: PathBuf,
     forwards: Vec<PortForward>,
 }
@@ -106,6 +108,8 @@ struct Shared {
     /// The sockets of the way out, if there is one.
     sockets: Option<Sockets>,
     entries: RefCell<Vec<Entry>>,
+    /// The host addresses of ports of shared addresses.
+    shared_forwards: RefCell<BTreeMap<(Ipv4Addr, u16), SocketAddr>>,
     tasks: mpsc::UnboundedSender<Task>,
     stop: Notify,
 }
@@ -225,6 +229,7 @@ async fn serve(
         seed,
         fabric: RefCell::new(Fabric::new(seed, capture)),
         entries: RefCell::default(),
+        shared_forwards: RefCell::default(),
         tasks,
         stop: Notify::new(),
     });

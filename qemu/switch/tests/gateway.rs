@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use madeup::{Machine, Service};
+use madeup::{Machine, Service, Shared};
 
 /// For operations that take milliseconds on a quiet machine.
 const BOUND: Duration = Duration::from_secs(60);
@@ -464,4 +464,45 @@ async fn what_was_on_the_wire_is_kept() {
         .filter(|frame| frame.windows(word.len()).any(|part| part == word));
     // Both directions.
     assert!(with_word.count() >= 2);
+}
+
+#[tokio::test]
+async fn connections_to_a_shared_address_go_to_the_machine_that_has_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    // Each is known by the number of bytes that it gives.
+    let first = machine(&network, 1, &[(PORT, Service::Give(1), 2)]).await;
+    let second = machine(&network, 2, &[(PORT, Service::Give(2), 2)]).await;
+    let address = options().shared_address();
+    let host = network.forward_shared(address, PORT).await.expect("a port");
+    let again = network.forward_shared(address, PORT).await.expect("a port");
+    assert_eq!(host, again);
+
+    let given = async || exchange(connect(host).await, Vec::new()).await.len();
+    let has_it = |announced| Shared {
+        address: Some(address),
+        announced,
+    };
+    // It is asked who has it.
+    first.share(has_it(false));
+    assert_eq!(given().await, 1);
+    assert_eq!(given().await, 1);
+    // It moves, and the new holder says so.
+    first.share(Shared::default());
+    second.share(has_it(true));
+    let moved = async { while given().await != 2 {} };
+    timeout(BOUND, moved).await.expect("in time");
+
+    for (address, wanted) in [
+        (options().machine_address(1), "in use by port"),
+        (
+            "192.0.2.1".parse().expect("an address"),
+            "expected a host address",
+        ),
+    ] {
+        let refused = network.forward_shared(address, PORT).await;
+        let refused = refused.expect_err("not an address to share").to_string();
+        assert!(refused.contains(wanted), "{refused}");
+    }
+    network.stop().await.expect("stopped");
 }

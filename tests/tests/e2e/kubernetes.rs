@@ -2,13 +2,16 @@
 //!
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::client::Channel;
 use hearth_api::names;
 use hearth_api::v1::node_management_client::NodeManagementClient;
-use hearth_api::v1::{ClusterState, GetPacketFilterRequest, PodNetwork, UpdateNodeRolesRequest};
+use hearth_api::v1::{
+    ClusterState, GetPacketFilterRequest, NodeCondition, PodNetwork, UpdateNodeRolesRequest,
+};
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
@@ -629,7 +632,8 @@ async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
     test.passed()
 }
 
-/// Two controllers, and a third voter, so that either of the two may be lost.
+/// Two controllers, and a third voter, so that either of the two may be lost. The virtual address is at the first, and
+/// moves to the other when the power of the first is cut.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn one_controller_of_two_may_be_lost() -> Outcome {
@@ -645,6 +649,7 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     let first = cluster.node(1).id().to_owned();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.ready(&[&first]).await?;
+    let address = virtual_address(&cluster, &kubernetes, 1).await?;
     cluster.add_nodes(&[2, 3]).await?;
     for number in [2, 3] {
         cluster.set_consensus_member(number, true).await?;
@@ -654,8 +659,13 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     let ids = [1, 2].map(|number| cluster.node(number).id().to_owned());
     let second = cluster.kubernetes(&test, 2).await?;
     second.ready(&[&ids[0], &ids[1]]).await?;
+    has_address(&cluster, 2, "Standby").await?;
+    let shared = second.through(address).await?;
+    shared.kubectl(&READY).await?;
 
     cluster.node(1).cut().await?;
+    shared.succeeds(&READY).await?;
+    has_address(&cluster, 2, "Holder").await?;
     // Its kubelet uses the other API server, which has the other scheduler.
     second.probe("after", &ids[1]).await?;
     second.service("after").await?;
@@ -663,6 +673,48 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     second.reaches("after", "after.default", "after").await?;
     cluster.node(1).comes_back().await?;
     second.ready(&[&ids[0], &ids[1]]).await?;
+    has_address(&cluster, 1, "Standby").await?;
     drop(cluster);
     test.passed()
+}
+
+/// What kubectl asks an API server that should work.
+const READY: [&str; 4] = ["get", "--raw", "/readyz", "--request-timeout=5s"];
+
+/// Gives the API servers a virtual address, and a name in their certificates, while this controller is the only one; its
+/// API server is not restarted for it. Returns the host's address of the virtual one.
+async fn virtual_address(
+    cluster: &Cluster,
+    kubernetes: &Kubernetes,
+    number: u16,
+) -> anyhow::Result<SocketAddr> {
+    let refused = kubernetes.set(&["kubernetes.api_address=10.224.0.7"]).await;
+    let refused = format!("{:#}", refused.err().context("in the range of services")?);
+    ensure!(
+        refused.contains("outside the networks of pods"),
+        "{refused}"
+    );
+    let address = cluster.network().status().await?.options.shared_address();
+    kubernetes
+        .set(&[
+            &format!("kubernetes.api_address={address}"),
+            "certificate_names=api.example",
+        ])
+        .await?;
+    has_address(cluster, number, "Holder").await?;
+    let port = names::PORT_KUBERNETES;
+    let host = cluster.network().forward_shared(address, port).await?;
+    let shared = kubernetes.through(host).await?;
+    let named = [&READY[..], &["--tls-server-name=api.example"]].concat();
+    shared.succeeds(&named).await?;
+    Ok(host)
+}
+
+/// Waits until a controller says this of the virtual address.
+async fn has_address(cluster: &Cluster, number: u16, reason: &str) -> Outcome {
+    let kind = "KubernetesApiAddress";
+    let is_so = |condition: &NodeCondition| condition.met && condition.reason == reason;
+    cluster
+        .condition(number, kind, bounds::KUBERNETES, is_so)
+        .await
 }

@@ -8,7 +8,7 @@
 use anyhow::Result;
 use hearth_api::v1::StorageSecurityPolicy;
 use hearth_lab::measure::cluster::{Plan, Progress};
-use hearth_lab::measure::{Lab, Way};
+use hearth_lab::measure::{Lab, MEMORY, Way};
 use hearth_lab::owner::with_storage;
 use hearth_qemu::accel;
 use hearth_qemu::command::OnReset;
@@ -39,6 +39,7 @@ pub(super) fn measure(
         },
         node: &node,
         way: Way::Direct,
+        memory_mib: MEMORY,
         has_tpm: false,
         // A kernel that panics must not reboot before the timeout.
         on_reset: OnReset::Exit,

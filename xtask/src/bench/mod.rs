@@ -7,6 +7,7 @@
 mod boot;
 mod cluster;
 mod curator;
+mod failover;
 mod image;
 mod kubernetes;
 mod storage;
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     /// Also write the records to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 20 of sealing, 3 of starts, 3 of Kubernetes]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 20 of sealing, 3 of starts, 3 of Kubernetes, 1 of failover]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Accelerator; the promises apply to tcg, which behaves the same everywhere
@@ -56,6 +57,8 @@ enum Part {
     Storage,
     /// Power-on to a running pod, compared with a shell script; memory of Hearth's own processes, image size
     Kubernetes,
+    /// The loss of the controller with the virtual address, compared with the lease by which it has it
+    Failover,
 }
 
 /// As a table, with the promise and whether the median keeps it.
@@ -130,6 +133,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Kubernetes) {
         kubernetes::measure(ui, args.rounds, args.accel, &mut records)?;
+    }
+    if wanted(Part::Failover) {
+        failover::measure(ui, args.rounds, args.accel, &mut records)?;
     }
     sizes::record(&node, &mut records)?;
     print!("{}", table(records.all()));

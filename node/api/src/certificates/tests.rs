@@ -117,9 +117,9 @@ fn names_are_exactly_one_identity() {
     assert!(matches!(names(vec![]), CertificateError::Names { .. }));
     assert!(matches!(names(vec![dns()]), CertificateError::Names { .. }));
     let node = || testing::uri(&f.node.to_string());
-    let address = || SanType::IpAddress([192, 0, 2, 1].into());
+    let mail = || SanType::Rfc822Name("node@node.example".try_into().expect("ASCII"));
     assert!(matches!(
-        names(vec![node(), address()]),
+        names(vec![node(), mail()]),
         CertificateError::Names { .. }
     ));
     assert!(matches!(
@@ -277,19 +277,24 @@ fn a_leaf_with_a_p256_key_names_the_key_of_its_holder() {
 }
 
 #[test]
-fn nodes_may_have_dns_names_and_users_may_not() {
+fn nodes_may_have_names_and_addresses_and_users_may_not() {
     let f = Fixture::new();
-    let with_name = |identity: &Identity| {
-        f.judge(identity, |params| {
-            let name = SanType::DnsName("curator.hearth".try_into().expect("ASCII"));
-            params.subject_alt_names = vec![testing::uri(&identity.to_string()), name];
-        })
-    };
-    assert_eq!(with_name(&f.node).expect("believed").identity, f.node);
-    assert!(matches!(
-        with_name(&f.user),
-        Err(CertificateError::Names { .. })
-    ));
+    for name in [
+        SanType::DnsName("curator.hearth".try_into().expect("ASCII")),
+        SanType::IpAddress([192, 0, 2, 1].into()),
+    ] {
+        let with_name = |identity: &Identity| {
+            f.judge(identity, |params| {
+                let own = testing::uri(&identity.to_string());
+                params.subject_alt_names = vec![own, name.clone()];
+            })
+        };
+        assert_eq!(with_name(&f.node).expect("believed").identity, f.node);
+        assert!(matches!(
+            with_name(&f.user),
+            Err(CertificateError::Names { .. })
+        ));
+    }
 }
 
 #[test]

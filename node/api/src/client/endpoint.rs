@@ -68,6 +68,11 @@ impl Endpoint {
         }
     }
 
+    /// Its host: a name, or an IP address without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
     /// Its port.
     pub fn port(&self) -> u16 {
         self.port

@@ -2,6 +2,7 @@
 
 use super::Setting;
 use super::kinds::{Authorities, Choice, Credentials, List, Number, Text};
+use crate::hosts::{self, Host};
 use crate::labels;
 use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
@@ -19,6 +20,8 @@ const MOST_EXEMPT_NAMESPACES: usize = 64;
 
 /// Maximum number of mirrors, credentials and exceptions from the proxy.
 const MOST_REGISTRIES: usize = 64;
+/// Maximum number of further names in the certificates of servers.
+const MOST_CERTIFICATE_NAMES: usize = 32;
 /// Maximum number of private authorities of registries.
 const MOST_REGISTRY_AUTHORITIES: usize = 32;
 
@@ -231,6 +234,34 @@ pub static SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        path: "kubernetes.api_address",
+        help: "Virtual address of the API servers, which one Kubernetes controller at a time has",
+        fixed: None,
+        kind: &Text {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.api_address
+            },
+            default: "",
+            expected: hosts::API_ADDRESS,
+            is_valid: |text| hosts::api_address(text).is_some(),
+        },
+    },
+    Setting {
+        path: "kubernetes.api_endpoint",
+        help: "HOST[:PORT] of a load balancer in front of the API servers",
+        fixed: None,
+        kind: &Text {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.api_endpoint
+            },
+            default: "",
+            expected: hosts::API_ENDPOINT,
+            is_valid: |text| hosts::api_endpoint(text).is_some(),
+        },
+    },
+    Setting {
         path: "curator_session_seconds",
         help: "Seconds until a lost leader is replaced; for sessions that curators begin afterwards",
         fixed: None,
@@ -261,6 +292,17 @@ pub static SETTINGS: &[Setting] = &[
             default: 7 * 24 * 3600,
             // They are renewed after half of it, and a curator that is busy may take a while.
             range: 120..=365 * 24 * 3600,
+        },
+    },
+    Setting {
+        path: "certificate_names",
+        help: "Further DNS names and IP addresses in the certificates of curators and API servers",
+        fixed: None,
+        kind: &List {
+            field: |configuration| &mut configuration.certificate_names,
+            max_length: MOST_CERTIFICATE_NAMES,
+            expected: hosts::HOST,
+            is_valid: |text| text.parse::<Host>().is_ok(),
         },
     },
 ];

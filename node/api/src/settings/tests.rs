@@ -65,6 +65,9 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.registry_credentials" => "registry.example=anna:secret",
         "kubernetes.registry_proxy" => "http://proxy.example:3128",
         "kubernetes.registry_proxy_exceptions" => ".example,192.0.2.0/24",
+        "kubernetes.api_address" => "192.0.2.100",
+        "kubernetes.api_endpoint" => "api.example:443",
+        "certificate_names" => "curators.example,192.0.2.101",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
         "certificate_lifetime_seconds" => "3600",
@@ -128,6 +131,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         curator_session_seconds: 6,
         time_servers: Vec::new(),
         certificate_lifetime_seconds: 604_800,
+        certificate_names: Vec::new(),
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
@@ -244,8 +248,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.pod_security_exempt_namespaces, kubernetes.control_plane_scheduling, \
          kubernetes.pod_network, kubernetes.registry_mirrors, kubernetes.registry_authorities, \
          kubernetes.registry_credentials, kubernetes.registry_proxy, \
-         kubernetes.registry_proxy_exceptions, curator_session_seconds, time_servers, \
-         certificate_lifetime_seconds, got \"kubernetes\""
+         kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
+         curator_session_seconds, time_servers, certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
     );
 }
 

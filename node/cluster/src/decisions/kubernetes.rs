@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use hearth_api::identity::NodeId;
 use hearth_api::names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK};
 use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
-use hearth_api::v1::{Node, NodeState, NodeStatus};
+use hearth_api::v1::{KubernetesConfiguration, Node, NodeState, NodeStatus};
 use hearth_host::pki::kubernetes::Certificate;
 use hearth_sys::cidr::Cidr;
 
@@ -16,13 +16,13 @@ use crate::state::NodeRecord;
 /// [`reports`] for its address. A node reports its address itself, and with a server certificate for
 /// another node's address it could pose as that node, for example to the API servers when somebody
 /// executes a command in a pod. So addresses that another node has reported are refused, also if
-/// that node is not heard: it may have been silenced.
+/// that node is not heard: it may have been silenced. So is the virtual address of the API servers, `shared`.
 pub fn worker(
     id: NodeId,
     purpose: Purpose,
-    node: Option<&NodeRecord>,
-    status: Option<&NodeStatus>,
+    (node, status): (Option<&NodeRecord>, Option<&NodeStatus>),
     others: &[Node],
+    shared: Option<IpAddr>,
 ) -> Result<Certificate<'static>, Rejection> {
     // A node that is being decommissioned loses this role first and stays UP.
     let is_worker = node
@@ -34,7 +34,7 @@ pub fn worker(
         Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
         Purpose::KubeletServer => {
             let address = status.and_then(address).ok_or(Rejection::NoAddress(id))?;
-            if let Some(whose) = belongs_to_others(id, address, others) {
+            if let Some(whose) = belongs_to_others(id, address, others, shared) {
                 return Err(Rejection::AddressOfOthers {
                     node: id,
                     address,
@@ -64,16 +64,20 @@ pub fn is_controller(node: &Node) -> bool {
     node.state() == NodeState::Up && node.roles.as_ref().is_some_and(holds)
 }
 
-/// The URLs of API servers, given the nodes selected by [`is_controller`].
-pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Rejection> {
+/// The URLs of API servers, given the nodes selected by [`is_controller`]: first those that are the same for as long
+/// as the cluster exists, then those of the nodes.
+pub fn servers(
+    controllers: &[Node],
+    settings: Option<&KubernetesConfiguration>,
+) -> Result<Vec<String>, Rejection> {
     if controllers.is_empty() {
         return Err(Rejection::NoController);
     }
-    let servers: Vec<_> = controllers
+    let mut servers = settings.map_or_else(Vec::new, KubernetesConfiguration::stable_urls);
+    let addresses = controllers
         .iter()
-        .filter_map(|node| address(node.status.as_ref()?))
-        .map(|address| format!("https://{}", SocketAddr::new(address, PORT_KUBERNETES)))
-        .collect();
+        .filter_map(|node| address(node.status.as_ref()?));
+    servers.extend(addresses.map(|ip| format!("https://{}", SocketAddr::new(ip, PORT_KUBERNETES))));
     match servers.is_empty() {
         true => Err(Rejection::NoControllerAddress),
         false => Ok(servers),
@@ -81,7 +85,12 @@ pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Rejection> {
 }
 
 /// Why this node cannot have an address: a description of its owner, or `None` if it can.
-fn belongs_to_others(id: NodeId, at: IpAddr, others: &[Node]) -> Option<String> {
+fn belongs_to_others(
+    id: NodeId,
+    at: IpAddr,
+    others: &[Node],
+    shared: Option<IpAddr>,
+) -> Option<String> {
     let of = |network: &str| {
         network
             .parse()
@@ -95,6 +104,9 @@ fn belongs_to_others(id: NodeId, at: IpAddr, others: &[Node]) -> Option<String> 
     }
     if of(POD_NETWORK) {
         return Some("in the pod network".to_owned());
+    }
+    if shared == Some(at) {
+        return Some("the virtual address of the API servers".to_owned());
     }
     let mut others = others.iter().filter(|node| reports(node, at));
     let other = others.find(|node| node.id != id.to_string())?;
@@ -142,7 +154,7 @@ mod tests {
     #[test]
     fn only_a_worker_that_is_up_gets_a_certificate() {
         let purpose = Purpose::KubeletClient;
-        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, node, None, &[]);
+        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, (node, None), &[], None);
         let refused = Err(Rejection::NoWorker(id()));
         assert_eq!(decide(None), refused);
         for state in [
@@ -189,9 +201,17 @@ mod tests {
                 decommissioned,
             ];
             let purpose = Purpose::KubeletServer;
-            worker(id(), purpose, Some(&up), status.as_ref(), &others)
+            let shared = Some(IpAddr::from([192, 0, 2, 100]));
+            worker(id(), purpose, (Some(&up), status.as_ref()), &others, shared)
         };
-        for others in ["127.0.0.1", "::1", "10.224.0.1", "10.208.3.4", "192.0.2.6"] {
+        for others in [
+            "127.0.0.1",
+            "::1",
+            "10.224.0.1",
+            "10.208.3.4",
+            "192.0.2.6",
+            "192.0.2.100",
+        ] {
             assert!(
                 matches!(decide(Some(others)), Err(Rejection::AddressOfOthers { .. })),
                 "{others}"
@@ -218,13 +238,30 @@ mod tests {
             }),
             ..Default::default()
         };
-        assert_eq!(servers(&[]), Err(Rejection::NoController));
+        assert_eq!(servers(&[], None), Err(Rejection::NoController));
         let silent = [Node::default(), node("")];
-        assert_eq!(servers(&silent), Err(Rejection::NoControllerAddress));
+        assert_eq!(servers(&silent, None), Err(Rejection::NoControllerAddress));
         assert_eq!(
-            servers(&[Node::default(), node("2001:db8::1"), node("192.0.2.1")]),
+            servers(
+                &[Node::default(), node("2001:db8::1"), node("192.0.2.1")],
+                None
+            ),
             Ok(vec![
                 "https://[2001:db8::1]:6443".to_owned(),
+                "https://192.0.2.1:6443".to_owned()
+            ])
+        );
+        let settings = KubernetesConfiguration {
+            api_address: "192.0.2.100".to_owned(),
+            api_endpoint: "api.example:443".to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(servers(&[], Some(&settings)), Err(Rejection::NoController));
+        assert_eq!(
+            servers(&[node("192.0.2.1")], Some(&settings)),
+            Ok(vec![
+                "https://api.example:443".to_owned(),
+                "https://192.0.2.100:6443".to_owned(),
                 "https://192.0.2.1:6443".to_owned()
             ])
         );

@@ -131,6 +131,7 @@ fn the_stored_form_of_the_cluster_stays() {
         curator_session_seconds: 0,
         time_servers: Vec::new(),
         certificate_lifetime_seconds: 0,
+        certificate_names: Vec::new(),
     };
     assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
     let complete = settings::with_defaults(configuration.clone());

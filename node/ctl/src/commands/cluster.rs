@@ -115,6 +115,10 @@ async fn take_ownership(
     let name = name.unwrap_or_else(|| context::default_name(cluster));
     let credentials = operator.credentials();
     contexts.add(&name, endpoints, credentials, &leaf, key_file)?;
+    // The context works without, and learns them later.
+    if let Ok(nodes) = operator.nodes().await {
+        contexts.learn(&name, &nodes);
+    }
     contexts.save()?;
     print(&format!(
         "logged in as {} of cluster {cluster}; current context is now {name}\n",

@@ -1,5 +1,7 @@
 //! `hearthctl context`: manages contexts.
 
+use hearth_api::client::Endpoint;
+
 use super::{print, print_json};
 use crate::args::{Context, Global};
 use crate::context::Contexts;
@@ -17,11 +19,13 @@ pub(super) fn run(global: &Global, command: Context) -> Result<(), Failure> {
                 } else {
                     ""
                 };
+                let endpoints = context.endpoints()?;
+                let endpoints: Vec<_> = endpoints.iter().map(Endpoint::to_string).collect();
                 table.row([
                     mark.to_owned(),
                     name.clone(),
                     context.cluster_id.clone(),
-                    context.endpoints.join(","),
+                    endpoints.join(","),
                 ]);
             }
             print(&table.to_string())

@@ -189,7 +189,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
     f.take_ownership(&curator).await;
     assert_eq!(
         curator.calls(),
-        ["GetCACertificate", "Escrow"],
+        ["GetCACertificate", "Escrow", "GetNodes"],
         "nothing else is needed"
     );
 
@@ -251,9 +251,12 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.registry_credentials": [],
             "kubernetes.registry_proxy": "",
             "kubernetes.registry_proxy_exceptions": [],
+            "kubernetes.api_address": "",
+            "kubernetes.api_endpoint": "",
             "curator_session_seconds": 6,
             "time_servers": [],
             "certificate_lifetime_seconds": 604800,
+            "certificate_names": [],
         })
     );
     assert_eq!(info["configuration_version"], 1);

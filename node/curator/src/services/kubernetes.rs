@@ -42,7 +42,13 @@ pub(super) async fn worker_certificate(
     let others = core
         .cache
         .nodes(|node| address.is_some_and(|address| kubernetes::reports(node, address)));
-    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &others)?;
+    let configuration = core.cluster()?.content.configuration;
+    let shared = configuration
+        .kubernetes
+        .unwrap_or_default()
+        .virtual_address();
+    let holder = (node.as_ref(), status.as_ref());
+    let what = kubernetes::worker(id, purpose, holder, &others, shared)?;
     let (certificate, ca_certificate) = issue(core, &what, key).await?;
     tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued Kubernetes certificate");
     Ok(IssueCertificateResponse {
@@ -59,7 +65,9 @@ pub(super) async fn access(
 ) -> Result<GetKubernetesAccessResponse, Status> {
     let key = parse_key("public_key", &request.public_key)?;
     core.reads.linearizable().await?;
-    let servers = kubernetes::servers(&core.cache.nodes(kubernetes::is_controller))?;
+    let configuration = core.cluster()?.content.configuration;
+    let controllers = core.cache.nodes(kubernetes::is_controller);
+    let servers = kubernetes::servers(&controllers, configuration.kubernetes.as_ref())?;
     let (certificate, ca_certificate) = issue(core, &Certificate::Operator(user), key).await?;
     tracing::info!(%user, "issued Kubernetes certificate");
     Ok(GetKubernetesAccessResponse {

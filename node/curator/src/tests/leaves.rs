@@ -3,17 +3,21 @@
 use std::time::Duration;
 
 use hearth_api::certificates::Leaf;
+use hearth_api::hosts::Host;
 use hearth_api::identity::{NodeCredentials, P256Key, SigningKey};
 use hearth_api::testing::{TestClock, at};
 use hearth_api::tls::{self, Clock, wall_clock};
 use hearth_api::v1::aaa_client::AaaClient;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
-    EscrowRequest, NodeState, RenewCertificatesRequest, RenewCertificatesResponse,
+    ClusterConfiguration, ConfigureClusterRequest, EscrowRequest, GetClusterInfoRequest, NodeRoles,
+    NodeState, RenewCertificatesRequest, RenewCertificatesResponse, node_roles,
 };
 use hearth_host::handover::{TimeProblem, TimeStatus};
+use hearth_host::pki;
 use tonic::{Code, Status};
 
+use super::super::leaves;
 use super::super::testing::{Who, World, id_of, quick};
 
 const DAY: u64 = 24 * 3600;
@@ -69,6 +73,53 @@ async fn a_node_renews_its_certificates_also_when_they_have_expired() {
     let renewed = renew(&world, &holder, None).await.unwrap();
     leaf_of(&world, &node, &renewed.certificate);
     assert!(renewed.p256_certificate.is_empty());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_curator_has_the_names_and_addresses_of_the_settings() {
+    let world = World::new(quick()).await;
+    let (member, other) = (
+        world.add_node(NodeState::Up).await,
+        world.add_node(NodeState::Up).await,
+    );
+    let roles = NodeRoles {
+        consensus_member: Some(node_roles::ConsensusMember { member_id: 7 }),
+        ..NodeRoles::default()
+    };
+    world.set_roles(&member, roles).await;
+    let mut management = world.management().await;
+    let mut read = async || {
+        let info = management.get_cluster_info(GetClusterInfoRequest {}).await;
+        let info = info.unwrap().into_inner();
+        (info.configuration.unwrap(), info.configuration_version)
+    };
+    let (before, version) = read().await;
+    let names = ["api.example", "192.0.2.100"].map(str::to_owned).to_vec();
+    let request = ConfigureClusterRequest {
+        version,
+        configuration: Some(ClusterConfiguration {
+            certificate_names: names,
+            ..ClusterConfiguration::default()
+        }),
+        field_mask: vec!["certificate_names".into()],
+    };
+    let mut configuring = world.management().await;
+    configuring.configure_cluster(request).await.unwrap();
+    let (now, _) = read().await;
+
+    let leaf = renew(&world, &Who::Node(&member), None).await.unwrap();
+    let found = pki::hosts(&leaf.certificate).unwrap();
+    for name in ["api.example", "192.0.2.100"] {
+        assert!(found.contains(&name.parse().unwrap()), "{found:?}");
+    }
+    let id = id_of(&member);
+    assert!(!leaves::is_misnamed(&leaf.certificate, id, &now));
+    assert!(leaves::is_misnamed(&leaf.certificate, id, &before));
+    // Another node cannot pass for a curator.
+    let leaf = renew(&world, &Who::Node(&other), None).await.unwrap();
+    let found = pki::hosts(&leaf.certificate).unwrap();
+    assert_eq!(found, [Host::Name(id_of(&other).to_string())]);
     world.stop().await;
 }
 

@@ -119,6 +119,7 @@ fn full_founding() -> Founding {
                 curator_session_seconds: 0,
                 time_servers: Vec::new(),
                 certificate_lifetime_seconds: 0,
+                certificate_names: Vec::new(),
             },
             labels: labels(),
             ..founding().seed

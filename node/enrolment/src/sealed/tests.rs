@@ -294,6 +294,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 curator_session_seconds: 0,
                 time_servers: Vec::new(),
                 certificate_lifetime_seconds: 0,
+                certificate_names: Vec::new(),
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             ..base.seed.clone()

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use hearth_api::certificates::{CertificateError, ClusterCa};
+use hearth_api::hosts::Host;
 use hearth_api::identity::P256Key;
 use hearth_base::supervisor::Failure;
 use proptest::prelude::*;
@@ -76,19 +77,27 @@ fn what_is_issued_is_believed_for_what_it_is() {
     let key = SigningKey::from_seed([3; 32]).public();
     let id = NodeId::from_public_key(&key);
 
-    let names = vec!["curator.hearth".to_owned()];
-    let node = Holder::node(site.cluster_id, id, key, names);
+    let named = ["curator.hearth", "192.0.2.7", "2001:db8::7"];
+    let named = named.map(|host| host.parse::<Host>().unwrap());
+    let node = Holder::node(site.cluster_id, id, key, named.to_vec());
     let user = Holder::user(site.cluster_id, UserName::owner(), key);
     let p256 = P256Key::generate().public();
-    for (holder, identity) in [
-        (node, Identity::node(site.cluster_id, id)),
-        (user, Identity::user(site.cluster_id, UserName::owner())),
+    let own = Host::Name(id.to_string());
+    let of_node: Vec<Host> = std::iter::once(own).chain(named).collect();
+    for (holder, identity, expected) in [
+        (node, Identity::node(site.cluster_id, id), of_node),
+        (
+            user,
+            Identity::user(site.cluster_id, UserName::owner()),
+            Vec::new(),
+        ),
     ] {
         let issued = authority.issue_leaf(&holder, build_time(), VALID).unwrap();
         let of_p256 = authority.issue_p256_leaf(&holder, p256, build_time(), VALID);
         for der in [issued, of_p256.unwrap()] {
             let leaf = ca.verify(&der, at(0)).unwrap();
             assert_eq!(leaf.identity, identity);
+            assert_eq!(hosts(&der).unwrap(), expected);
             assert_eq!(leaf.public_key, key);
             assert_eq!(leaf.not_after, at(VALID.as_secs() as i64));
         }

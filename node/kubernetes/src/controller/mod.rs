@@ -29,7 +29,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use hearth_api::names::ports;
+use hearth_api::hosts::Host;
+use hearth_api::names::{self, ports};
 use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
@@ -45,7 +46,8 @@ use hearth_host::pki::kubernetes::{Authorities, Certificate};
 use hearth_sys::confine::Confinement;
 
 use super::program::{self, Profile, Progress};
-use super::{RoleCondition, Worker, reconciler, settings, store};
+use super::virtual_address::{self, AddressStatus};
+use super::{RoleCondition, Worker, reconciler, store};
 use files::Files;
 use pod_security::PodSecurity;
 
@@ -86,9 +88,29 @@ struct Controller {
     apiserver: Value<Progress>,
     /// The cluster's settings.
     settings: Value<Arc<KubernetesConfiguration>>,
+    /// The further names and addresses in the certificate of the API server.
+    hosts: Value<Arc<[Host]>>,
+}
+
+/// What a controller shares with other parts of this worker.
+pub(crate) struct Shared<'a> {
+    /// The condition of the role.
+    pub condition: &'a Writer<RoleCondition>,
+    /// What this node has to do with the virtual address.
+    pub address_status: &'a Arc<Writer<AddressStatus>>,
+    /// Input: further names and addresses in the certificate of the API server.
+    pub server_hosts: &'a Value<Arc<[Host]>>,
 }
 
 impl Controller {
+    /// Makes the files those of the user who reads them.
+    fn hand_over_files(&self) -> Result<(), Failure> {
+        match self.parts.control_plane_user {
+            Some(user) => Ok(self.files.hand_over(user)?),
+            None => Ok(()),
+        }
+    }
+
     /// Waits until the API server is ready. Earlier requests would take CPU time from its start.
     async fn serves(&self) -> Result<(), event::Closed> {
         let mut progress = self.apiserver.watch();
@@ -103,10 +125,16 @@ pub(crate) async fn run(
     parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
     ports: Ports,
-    condition: &Writer<RoleCondition>,
+    outer: Shared<'_>,
 ) -> Outcome {
+    let condition = outer.condition;
     let member = parts.member.watch().next().await?;
-    let (consensus, pki, store) = reach_consensus(parts, condition).await?;
+    let Reached {
+        consensus,
+        pki,
+        store,
+        among_controllers,
+    } = reach_consensus(parts, condition).await?;
     let authorities = kubernetes_authorities::ensure(&pki, member.own.ca().certificate()).await?;
     let files = Files::new(&parts.root);
     let shared = {
@@ -120,7 +148,6 @@ pub(crate) async fn run(
         programs::CONTROLLER_MANAGER,
         programs::SCHEDULER,
     ];
-    let (settings_writer, settings) = event::value();
     let progresses = profiles.map(|_| Arc::new(event::value::<Progress>().0));
     let controller = Arc::new(Controller {
         parts: parts.clone(),
@@ -134,13 +161,9 @@ pub(crate) async fn run(
         store_in_use: ReadLock::default(),
         room: event::value().0,
         apiserver: progresses[0].value(),
-        settings,
+        settings: parts.settings.value(),
+        hosts: outer.server_hosts.clone(),
     });
-    let polled = Arc::new(settings::Worker {
-        connection: parts.connection.clone(),
-        settings: settings_writer,
-    });
-    ctx.run("settings", move |ctx| settings::run(ctx, polled.clone()))?;
     let all = controller.clone();
     ctx.run("store", move |ctx| {
         let all = all.clone();
@@ -167,6 +190,16 @@ pub(crate) async fn run(
             keep(ctx, all, profile, progress.clone())
         })?;
     }
+    let address = Arc::new(virtual_address::Worker {
+        store: among_controllers.sub("virtual-address")?,
+        node: controller.member.own.node(),
+        lease: names::API_ADDRESS_LEASE,
+        settings: controller.settings.clone(),
+        own: parts.address.clone(),
+        apiserver: controller.apiserver.clone(),
+        address_status: outer.address_status.clone(),
+    });
+    ctx.run_worker("virtual-address", &address, virtual_address::run)?;
     let objects = Arc::new(event::value().0);
     let issuer = controller.clone();
     let reconciler = Arc::new(reconciler::controller::Worker {
@@ -203,23 +236,37 @@ pub(crate) async fn run(
     .await
 }
 
+/// Access to etcd.
+struct Reached {
+    consensus: Handle,
+    /// The authorities.
+    pki: NamespacedClient,
+    /// The objects of Kubernetes.
+    store: NamespacedClient,
+    /// What the controllers agree on.
+    among_controllers: NamespacedClient,
+}
+
 /// Waits until etcd serves on this node and the node belongs to its cluster.
 async fn reach_consensus(
     parts: &Worker,
     condition: &Writer<RoleCondition>,
-) -> Result<(Handle, NamespacedClient, NamespacedClient), Failure> {
+) -> Result<Reached, Failure> {
     let mut consensus = parts.consensus.watch();
     let mut states = parts.cluster_state.watch();
     loop {
         let handle = parts.consensus.get().flatten();
         let handle = handle.ok_or(ConsensusUnavailable::NoLocalConsensus);
         let clients = handle.and_then(|handle| {
-            let pki = handle.client(ConsensusUser::KubernetesPki)?;
-            let store = handle.client(ConsensusUser::Kubernetes)?;
-            Ok((handle, pki, store))
+            Ok(Reached {
+                pki: handle.client(ConsensusUser::KubernetesPki)?,
+                store: handle.client(ConsensusUser::Kubernetes)?,
+                among_controllers: handle.client(ConsensusUser::KubernetesControllers)?,
+                consensus: handle,
+            })
         });
         match clients {
-            Ok(clients) => return Ok(clients),
+            Ok(reached) => return Ok(reached),
             Err(why) => condition.set(RoleCondition::unmet("WaitingForConsensus", why.to_string())),
         }
         tokio::select! {
@@ -333,22 +380,28 @@ async fn keep(
         }
         let address = all.parts.address.watch().next().await?;
         let settings = all.settings.watch().next().await?;
-        Ok::<_, Failure>((address, settings))
+        let hosts = all.hosts.watch().next().await?;
+        Ok::<_, Failure>((address, settings, hosts))
     };
-    let (address, settings) = tokio::select! {
+    let (address, settings, hosts) = tokio::select! {
         ready = ready => ready?,
         () = ctx.cancelled() => return Ok(Exit::Done),
     };
-    let mut prepared = programs::prepare(&all, profile, address, &settings)?;
+    let mut prepared = programs::prepare(&all, profile, address, &settings, &hosts)?;
+    all.hand_over_files()?;
     if let Some(user) = all.parts.control_plane_user {
-        all.files.hand_over(user)?;
         prepared.program.confinement = Some(confinement(&all.parts.root, user));
     }
     let _held = match binary {
         Binary::Apiserver => Some(all.store_in_use.hold().await),
         _ => None,
     };
-    let outdated = outdated(&all, binary, (address, &*settings), prepared.renew_at);
+    let outdated = outdated(
+        &all,
+        binary,
+        (address, &*settings, hosts),
+        prepared.renew_at,
+    );
     let probe = || prepared.probe();
     let log = &all.parts.log_tree;
     program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
@@ -358,7 +411,7 @@ async fn keep(
 async fn outdated(
     all: &Controller,
     binary: Binary,
-    (address, settings): (IpAddr, &KubernetesConfiguration),
+    (address, settings, hosts): (IpAddr, &KubernetesConfiguration, Arc<[Host]>),
     renew_at: SystemTime,
 ) -> Result<&'static str, event::Closed> {
     let mut addresses = all.parts.address.watch();
@@ -374,6 +427,29 @@ async fn outdated(
         moved = addresses.wait_for(|now| *now != address), if binary == Binary::Apiserver => {
             moved.map(|_| "the node's address has changed")
         }
+        // Clients of the others compare them.
+        renamed = follow_hosts(all, address, hosts), if binary == Binary::Apiserver => renamed,
         () = all.parts.calendar.reaches(renew_at) => Ok("its certificates are due for renewal"),
+    }
+}
+
+/// Issues the certificate of the API server anew when other names and addresses belong into it. The server
+/// reads it while it runs; returns only when it has to be restarted instead.
+async fn follow_hosts(
+    all: &Controller,
+    address: IpAddr,
+    mut known: Arc<[Host]>,
+) -> Result<&'static str, event::Closed> {
+    let mut watched = all.hosts.watch();
+    loop {
+        known = watched.wait_for(|now| *now != known).await?;
+        let issued = programs::issue_serving(all, address, &known).map_err(Failure::from);
+        match issued.and_then(|_| all.hand_over_files()) {
+            Ok(()) => tracing::info!("issued the API server's certificate with other names"),
+            Err(error) => {
+                tracing::warn!("cannot issue the API server's certificate: {error}");
+                return Ok("the names in its certificate have changed");
+            }
+        }
     }
 }

@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
+use hearth_api::hosts::Host;
 use hearth_api::names::{KUBERNETES_DOMAIN, POD_NETWORK, SERVICE_NETWORK};
 use hearth_api::v1::{KubernetesConfiguration, PodNetwork};
 use hearth_base::supervisor::Failure;
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
-use hearth_host::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
+use hearth_host::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT, KubernetesPkiError};
 use hearth_kubernetes_api::Client;
 
 use super::super::kubeconfig::{Credentials, Kubeconfig};
@@ -76,10 +77,11 @@ pub(super) fn prepare(
     profile: Profile,
     address: IpAddr,
     settings: &KubernetesConfiguration,
+    hosts: &[Host],
 ) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     if profile.binary == Binary::Apiserver {
-        prepare_apiserver(all, address, &PodSecurity::of(settings), now)
+        prepare_apiserver(all, (address, hosts), &PodSecurity::of(settings), now)
     } else {
         prepare_companion(all, profile, settings.pod_network(), now)
     }
@@ -87,19 +89,17 @@ pub(super) fn prepare(
 
 fn prepare_apiserver(
     all: &Controller,
-    address: IpAddr,
+    (address, hosts): (IpAddr, &[Host]),
     security: &PodSecurity,
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
-    let issue = |whose: &str, what: &Certificate<'_>| {
-        let issued = all.authorities.issue(what, now)?;
-        all.files.save(whose, &issued)?;
-        Ok::<_, Failure>(issued.renew_at())
-    };
-    let node = all.member.own.node();
-    let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
-    issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
-    issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
+    let renew_at = issue_serving(all, address, hosts)?;
+    for (whose, what) in [
+        (KUBELETS, Certificate::ApiServerKubeletClient),
+        (FRONT_PROXY, Certificate::FrontProxyClient),
+    ] {
+        all.files.save(whose, &all.authorities.issue(&what, now)?)?;
+    }
     all.files.save_access_rules(security)?;
     // For the probe, which needs a user that may read `/readyz`. Not written to a file.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
@@ -112,6 +112,24 @@ fn prepare_apiserver(
         )?,
         path: "/readyz",
     })
+}
+
+/// Issues and writes the serving certificate of the API server, which reads the file again when it changes.
+/// Returns when the certificate is due for renewal.
+pub(super) fn issue_serving(
+    all: &Controller,
+    address: IpAddr,
+    hosts: &[Host],
+) -> Result<SystemTime, KubernetesPkiError> {
+    let certificate = Certificate::ApiServer {
+        node: all.member.own.node(),
+        address,
+        hosts,
+    };
+    let now = all.parts.calendar.now();
+    let issued = all.authorities.issue(&certificate, now)?;
+    all.files.save(SERVING, &issued)?;
+    Ok(issued.renew_at())
 }
 
 /// The same for controller-manager or scheduler.
@@ -140,6 +158,7 @@ fn prepare_companion(
         &Certificate::ApiServer {
             node: all.member.own.node(),
             address: here,
+            hosts: &[],
         },
         now,
     )?;
@@ -159,10 +178,6 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
     // The etcd socket is relative to its working directory.
     let mut program = Program::new(bundle, APISERVER, &work.store());
     let issuer = format!("https://kubernetes.default.svc.{KUBERNETES_DOMAIN}");
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
     let files = Files::new(root);
     let [serving, kubelets, front_proxy] =
         [SERVING, KUBELETS, FRONT_PROXY].map(|whose| files.pair(whose));
@@ -172,7 +187,8 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         // The store is shared and compacted by Hearth.
         ("etcd-compaction-interval", "0".into()),
         ("advertise-address", address.to_string().into()),
-        ("bind-address", any.to_string().into()),
+        // Of both address families.
+        ("bind-address", Ipv6Addr::UNSPECIFIED.to_string().into()),
         ("secure-port", ports.apiserver.to_string().into()),
         ("service-cluster-ip-range", SERVICE_NETWORK.into()),
         // The endpoints of the API servers follow from leases, however many servers there are.

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use hearth_api::testing::{Script, TestClock};
+use hearth_api::v1::NodeRoles;
+use hearth_api::v1::node_roles::KubernetesController;
 use hearth_base::event::Watcher;
 use hearth_base::testing::TestSupervisor;
 use hearth_consensus::testing::Site;
@@ -100,13 +102,28 @@ impl Plane {
         fake.consensus.set(Some(etcd.handle().handle()));
         let curator = hearth_agent::testing::Fake::new(Script::default()).await;
         fake.connection.set(curator.connection());
+        fake.roles.set(NodeRoles {
+            kubernetes_controller: Some(KubernetesController {}),
+            ..NodeRoles::default()
+        });
         let (ports, parts) = (free_ports(), fake.parts.clone());
         let condition = Arc::new(event::value::<RoleCondition>().0);
         let standings = condition.value().watch();
         let alone = TestSupervisor::run(move |ctx| {
             let (parts, bundle, condition) = (parts.clone(), bundle.clone(), condition.clone());
             async move {
-                ctx.until_cancelled(run(&ctx, &parts, bundle, ports, &condition))
+                let (writer, server_hosts) = event::value();
+                let settings = Arc::new(crate::settings::Worker {
+                    parts: parts.clone(),
+                    server_hosts: writer,
+                });
+                ctx.run_worker("settings", &settings, crate::settings::run)?;
+                let outer = Shared {
+                    condition: &condition,
+                    address_status: &Arc::new(event::value().0),
+                    server_hosts: &server_hosts,
+                };
+                ctx.until_cancelled(run(&ctx, &parts, bundle, ports, outer))
                     .await
             }
         });

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use hearth_agent::{MAX_RETRY_DELAY, PeerAddresses, PeerWatcher, View};
 use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
@@ -58,6 +59,8 @@ pub struct Worker {
     pub pod_network: Value<Option<PodNetwork>>,
     /// Input: the network policy of this node's pods; `None` while it is not known.
     pub network_policy: Value<Option<Arc<NodePolicy>>>,
+    /// Input: the cluster's settings for Kubernetes, on nodes with one of its roles.
+    pub settings: Value<Arc<KubernetesConfiguration>>,
     /// Output: set once the rules are in the kernel.
     pub packet_filter: Writer<PacketFilter>,
 }
@@ -81,8 +84,14 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let mut all_pods = worker.may_have_pods.watch();
     let mut networks = worker.pod_network.watch();
     let mut policies = worker.network_policy.watch();
+    let mut settings = worker.settings.watch();
     loop {
-        let nodes = peers.known().addresses().into_values();
+        // One of the nodes has it.
+        let shared = worker
+            .settings
+            .get()
+            .and_then(|settings| settings.virtual_address());
+        let nodes = peers.known().addresses().into_values().chain(shared);
         filter.set(Rules::of(nodes, pods(worker))).await?;
         if worker.packet_filter.value().get().is_none() {
             let nftables = filter.nftables.clone();
@@ -95,6 +104,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
             pods = all_pods.next() => drop(pods?),
             network = networks.next() => drop(network?),
             policy = policies.next() => drop(policy?),
+            settings = settings.next() => drop(settings?),
             () = sleep_until(filter.read_at) => filter.restore().await?,
         }
     }

@@ -2,7 +2,6 @@
 //!
 //! | runnable | reads | writes |
 //! |---|---|---|
-//! | `settings` | curator connection | the cluster's settings |
 //! | `registries` | the cluster's settings | the proxy to registries |
 //! | `containerd` | the proxy to registries | its progress |
 //! | `images` | containerd's progress | imported |
@@ -37,7 +36,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::select_all;
 use hearth_api::names::EXTENSION_KUBERNETES;
-use hearth_api::v1::{self, KubernetesConfiguration};
+use hearth_api::v1;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -48,7 +47,7 @@ use hearth_kubernetes_api::Client;
 use super::containerd::{self, Imported};
 use super::program::Progress;
 use super::registries::{self, Proxy};
-use super::{RoleCondition, Worker, balancer, services, settings};
+use super::{RoleCondition, Worker, balancer, services};
 
 pub(super) use machine::MachineLock;
 
@@ -75,7 +74,7 @@ pub(super) async fn run(
 ) -> Outcome {
     let wanted = "waiting for the cluster's settings";
     condition.set(RoleCondition::unmet("WaitingForControlPlane", wanted));
-    let known = settings::current(&parts.connection).await?;
+    let known = parts.settings.value().watch().next().await?;
     let pods = match known.pod_network() {
         v1::PodNetwork::Unspecified | v1::PodNetwork::BuiltIn => PodsPossible::BuiltIn,
         v1::PodNetwork::None => PodsPossible::OtherNetwork,
@@ -87,7 +86,7 @@ pub(super) async fn run(
         return Err(error);
     }
     let member = parts.member.watch().next().await?;
-    let facts = start(ctx, parts, &bundle, &member, (pods, known))?;
+    let facts = start(ctx, parts, &bundle, &member, pods)?;
     ctx.healthy();
     let mut network = parts.pod_network.watch();
     let mut client = facts.client.watch();
@@ -113,10 +112,10 @@ fn start(
     parts: &Arc<Worker>,
     bundle: &Arc<Bundle>,
     member: &MemberData,
-    (pods, settings): (PodsPossible, KubernetesConfiguration),
+    pods: PodsPossible,
 ) -> Result<Facts, Failure> {
     let in_use = ReadLock::default();
-    let proxy = start_registries(ctx, parts, settings)?;
+    let proxy = start_registries(ctx, parts)?;
     let (containerd_writer, containerd) = event::value();
     let (imported_writer, imported) = event::value();
     let (tls_writer, tls) = event::value();
@@ -182,22 +181,11 @@ fn start(
 }
 
 /// Follows the settings for registries; returns the proxy to them.
-fn start_registries(
-    ctx: &Context,
-    parts: &Arc<Worker>,
-    known: KubernetesConfiguration,
-) -> Result<Value<Proxy>, Failure> {
-    let (writer, settings) = event::value();
-    writer.set(Arc::new(known));
-    let worker = Arc::new(settings::Worker {
-        connection: parts.connection.clone(),
-        settings: writer,
-    });
-    ctx.run_worker("settings", &worker, settings::run)?;
+fn start_registries(ctx: &Context, parts: &Arc<Worker>) -> Result<Value<Proxy>, Failure> {
     let (writer, proxy) = event::value();
     let worker = Arc::new(registries::Worker {
         folder: parts.root.ephemeral.kubernetes().worker().registries(),
-        settings,
+        settings: parts.settings.value(),
         proxy: writer,
     });
     ctx.run_worker("registries", &worker, registries::run)?;

@@ -19,7 +19,7 @@ use hearth_qemu::switch::NetworkOptions;
 use hearth_qemu::vm::Lifetime;
 use tokio::task::JoinSet;
 
-use super::{CALL, DISK, DISK_BYTES, Lab, MEMORY, Way, clear, parameters, remove_file};
+use super::{CALL, DISK, DISK_BYTES, Lab, Way, clear, parameters, remove_file};
 use crate::formation::{self, Candidate, shown_key};
 use crate::machines::{name, network};
 use crate::owner::Owner;
@@ -38,6 +38,8 @@ pub struct Plan<'a> {
     pub node: &'a Image,
     /// How they boot.
     pub way: Way,
+    /// Memory of each machine, in MiB.
+    pub memory_mib: u32,
     /// Whether they have a TPM.
     pub has_tpm: bool,
     /// What happens if one reboots.
@@ -76,7 +78,7 @@ pub enum Progress<'a> {
 }
 
 impl Plan<'_> {
-    /// Forms the cluster; its folder is cleared first. `told` receives the progress.
+    /// Forms the cluster; its folder, which then has the owner's files, is cleared first. `told` receives the progress.
     ///
     /// # Errors
     /// If that fails or times out.
@@ -96,7 +98,7 @@ impl Plan<'_> {
         let network = network(self.switch, options, self.nodes, &ports);
         let cluster = Cluster::open(folder, Some(&network), Lifetime::KillWithParent);
         let mut cluster = cluster.await?;
-        let owner = Owner::generate();
+        let owner = Owner::create(folder)?;
         told(Progress::First);
         let founding = owner.parameters(self.configuration.clone());
         cluster.add(&self.member(1, Some(&founding))?).await?;
@@ -136,7 +138,9 @@ impl Plan<'_> {
     pub(super) fn member(&self, number: u16, told: Option<&NodeParameters>) -> Result<Member> {
         let fw_cfg = told.map(parameters).transpose()?.into_iter().collect();
         let boot = self.way.boot(self.node)?;
-        let machine = self.lab.machine(name(number), MEMORY, boot, fw_cfg);
+        let machine = self
+            .lab
+            .machine(name(number), self.memory_mib, boot, fw_cfg);
         Ok(Member {
             machine: Machine {
                 tpm: self.has_tpm.then_some(TpmInterface::Tis),

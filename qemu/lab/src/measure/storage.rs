@@ -22,7 +22,7 @@ use hearth_qemu::command::OnReset;
 use hearth_qemu::vm::Vm;
 
 use super::cluster::{Formed, Plan, Progress, curator, one_ends};
-use super::{BOOT_BOUND, CALL, Lab, Way};
+use super::{BOOT_BOUND, CALL, Lab, MEMORY, Way};
 use crate::formation::{Candidate, plan};
 use crate::machines::name;
 use crate::record::Storage;
@@ -104,6 +104,7 @@ impl<'a> Subject<'a> {
                 folder: lab.folder.join(disks.word()),
             },
             node,
+            memory_mib: MEMORY,
             way: Way::Uefi,
             has_tpm: true,
             on_reset: OnReset::Reboot,

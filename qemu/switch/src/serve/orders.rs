@@ -76,6 +76,9 @@ impl Shared {
                 self.add_port(name, mac, address).map(Reply::Port)
             }
             Request::Forward { name, guest } => self.forward(&name, guest).map(Reply::PortForward),
+            Request::ForwardShared { address, guest } => {
+                self.forward_shared(address, guest).map(Reply::PortForward)
+            }
             Request::SetFaults { name, faults } => self.set_faults(&name, faults),
             Request::Block { a, b, on } => self.block(&a, &b, on),
             Request::Part { groups } => self.part(&groups),
@@ -179,17 +182,52 @@ impl Shared {
         if guest == 0 {
             return Err(Refusal::GuestPort(name.to_owned()));
         }
-        let (listener, host) = forwards::listen().map_err(system("listen for the host"))?;
+        let machine = forwards::Machine {
+            port: index,
+            mac: self.entries.borrow()[index].mac,
+        };
+        let host = self.begin_forward(forwards::Target::Machine(machine), guest)?;
         tracing::info!(port = name, guest, %host, "added forward");
         let mut entries = self.entries.borrow_mut();
         entries[index].forwards.push(PortForward { guest, host });
-        let machine = forwards::Machine {
-            port: index,
-            mac: entries[index].mac,
-        };
+        Ok(host)
+    }
+
+    fn forward_shared(
+        self: &Rc<Self>,
+        address: Ipv4Addr,
+        guest: u16,
+    ) -> Result<SocketAddr, Refusal> {
+        self.check_address(address, None)?;
+        let known = self
+            .shared_forwards
+            .borrow()
+            .get(&(address, guest))
+            .copied();
+        if let Some(host) = known {
+            return Ok(host);
+        }
+        if guest == 0 {
+            return Err(Refusal::GuestPort(address.to_string()));
+        }
+        // From now on, so that the first connection need not ask.
+        self.gateway.borrow_mut().share(address);
+        let host = self.begin_forward(forwards::Target::Shared(address), guest)?;
+        tracing::info!(%address, guest, %host, "added forward");
+        let mut forwards = self.shared_forwards.borrow_mut();
+        forwards.insert((address, guest), host);
+        Ok(host)
+    }
+
+    fn begin_forward(
+        self: &Rc<Self>,
+        target: forwards::Target,
+        guest: u16,
+    ) -> Result<SocketAddr, Refusal> {
+        let (listener, host) = forwards::listen().map_err(system("listen for the host"))?;
         self.spawn(forwards::serve_forward(
             self.clone(),
-            machine,
+            target,
             guest,
             listener,
         ));

@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 
 use hearth_switch::Mac;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
+use smoltcp::phy::{self, Device, DeviceCapabilities, Medium, TxToken as _};
 use smoltcp::socket::{dhcpv4, tcp};
-use smoltcp::wire::{EthernetAddress, IpCidr};
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol,
+    HardwareAddress, IpCidr,
+};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -34,9 +37,18 @@ pub(crate) enum Service {
     Give(usize),
 }
 
+/// An address that a machine has besides its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) address: Option<Ipv4Addr>,
+    /// Whether the machine says so, or waits to be asked.
+    pub(crate) announced: bool,
+}
+
 /// A simulated machine; runs until it is dropped.
 pub(crate) struct Machine {
     address: watch::Receiver<Option<Ipv4Addr>>,
+    shared: watch::Sender<Shared>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -46,9 +58,11 @@ impl Machine {
         let stream = plug(socket).await;
         let (address_in, address) = watch::channel(None);
         let stack = Stack::new(mac, services);
-        let task = tokio::spawn(stack.run(stream, address_in));
+        let (shared, shared_out) = watch::channel(Shared::default());
+        let task = tokio::spawn(stack.run(stream, address_in, shared_out));
         Self {
             address,
+            shared,
             _task: AbortOnDropHandle::new(task),
         }
     }
@@ -59,6 +73,11 @@ impl Machine {
             .wait_for(|address| *address == Some(wanted))
             .await
             .expect("the machine runs");
+    }
+
+    /// Gives it this address in addition, or takes it away.
+    pub(crate) fn share(&self, shared: Shared) {
+        self.shared.send_replace(shared);
     }
 
     /// Its address.
@@ -175,7 +194,12 @@ impl Stack {
         smoltcp::time::Instant::from_micros(i64::try_from(micros).expect("a short test"))
     }
 
-    async fn run(mut self, stream: UnixStream, address: watch::Sender<Option<Ipv4Addr>>) {
+    async fn run(
+        mut self,
+        stream: UnixStream,
+        address: watch::Sender<Option<Ipv4Addr>>,
+        mut shared: watch::Receiver<Shared>,
+    ) {
         let mut input = Vec::new();
         loop {
             let now = self.now();
@@ -196,8 +220,40 @@ impl Stack {
                         return;
                     }
                 }
+                Ok(()) = shared.changed() => self.share(*shared.borrow_and_update()),
                 () = tokio::time::sleep(delay) => {}
             }
+        }
+    }
+
+    /// The first address is that of DHCP.
+    fn share(&mut self, shared: Shared) {
+        self.interface.update_ip_addrs(|addresses| {
+            addresses.truncate(1);
+            if let Some(address) = shared.address {
+                let cidr = IpCidr::new(address.into(), 32);
+                addresses.push(cidr).expect("room for two");
+            }
+        });
+        if let Some(address) = shared.address.filter(|_| shared.announced) {
+            let HardwareAddress::Ethernet(mac) = self.interface.hardware_addr() else {
+                panic!("an Ethernet card");
+            };
+            let announcement = ArpRepr::EthernetIpv4 {
+                operation: ArpOperation::Request,
+                source_hardware_addr: mac,
+                source_protocol_addr: address,
+                target_hardware_addr: EthernetAddress([0; 6]),
+                target_protocol_addr: address,
+            };
+            let length = EthernetFrame::<&[u8]>::buffer_len(announcement.buffer_len());
+            Sent(&mut self.card.sent).consume(length, |bytes| {
+                let mut frame = EthernetFrame::new_unchecked(bytes);
+                frame.set_src_addr(mac);
+                frame.set_dst_addr(EthernetAddress::BROADCAST);
+                frame.set_ethertype(EthernetProtocol::Arp);
+                announcement.emit(&mut ArpPacket::new_unchecked(frame.payload_mut()));
+            });
         }
     }
 

@@ -43,6 +43,7 @@ fn the_stored_form_stays() {
             curator_session_seconds: 0,
             time_servers: Vec::new(),
             certificate_lifetime_seconds: 0,
+            certificate_names: Vec::new(),
         }),
         initial_roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),

@@ -3,9 +3,11 @@
 //! Names and groups that begin with `system:` are defined by Kubernetes, which binds its roles to
 //! them. Those that begin with `hearth:` are ours; the reconciler binds roles to them.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, SystemTime};
 
+use hearth_api::hosts::Host;
 use hearth_api::identity::{NodeId, UserName};
 use hearth_api::names::pods;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, SanType};
@@ -42,6 +44,8 @@ pub enum Certificate<'a> {
         node: NodeId,
         /// The address of that node.
         address: IpAddr,
+        /// Further names and addresses by which clients reach it.
+        hosts: &'a [Host],
     },
     /// An API server as a client of kubelets.
     ApiServerKubeletClient,
@@ -156,7 +160,11 @@ impl Certificate<'_> {
     fn names(&self) -> Result<Vec<SanType>, PkiError> {
         let (mut names, mut addresses) = (Vec::new(), Vec::new());
         match self {
-            Self::ApiServer { node, address } => {
+            Self::ApiServer {
+                node,
+                address,
+                hosts,
+            } => {
                 names.extend(
                     [
                         "kubernetes",
@@ -174,6 +182,12 @@ impl Certificate<'_> {
                     Ipv6Addr::LOCALHOST.into(),
                     *address,
                 ]);
+                for host in *hosts {
+                    match host {
+                        Host::Name(name) => names.push(name.clone()),
+                        Host::Address(address) => addresses.push(*address),
+                    }
+                }
             }
             Self::KubeletServer { node, address } => {
                 names.push(node.to_string());
@@ -181,7 +195,9 @@ impl Certificate<'_> {
             }
             _ => {}
         }
-        addresses.dedup();
+        let (mut seen, mut seen_addresses) = (BTreeSet::new(), BTreeSet::new());
+        names.retain(|name| seen.insert(name.clone()));
+        addresses.retain(|address| seen_addresses.insert(*address));
         let names = names
             .iter()
             .map(|name| Ok(SanType::DnsName(ia5(name)?)))

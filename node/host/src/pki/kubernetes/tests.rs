@@ -3,6 +3,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use hearth_api::hosts::Host;
 use hearth_api::identity::{NodeId, UserName};
 use hearth_api::{fixture, stored_form};
 use rcgen::PublicKeyData as _;
@@ -58,7 +59,11 @@ fn all(operator: &UserName) -> Vec<(Certificate<'_>, &'static str)> {
     let (node, address) = (node(), ADDRESS);
     vec![
         (
-            Certificate::ApiServer { node, address },
+            Certificate::ApiServer {
+                node,
+                address,
+                hosts: &[],
+            },
             "CN=kube-apiserver",
         ),
         (
@@ -135,8 +140,15 @@ fn servers_are_known_by_every_name_that_leads_to_them() {
     };
     let (node, address) = (node(), ADDRESS);
     let id = node.to_string();
+    // Each is in the certificate once.
+    let hosts = ["api.example", "localhost", "192.0.2.100", "192.0.2.7"];
+    let hosts = hosts.map(|host| host.parse::<Host>().unwrap());
     assert_eq!(
-        names_of(Certificate::ApiServer { node, address }),
+        names_of(Certificate::ApiServer {
+            node,
+            address,
+            hosts: &hosts,
+        }),
         [
             "kubernetes",
             "kubernetes.default",
@@ -144,10 +156,12 @@ fn servers_are_known_by_every_name_that_leads_to_them() {
             "localhost",
             "kubernetes.default.svc.cluster.local",
             &id,
+            "api.example",
             "10.224.0.1",
             "127.0.0.1",
             "16 octets",
             "192.0.2.7",
+            "192.0.2.100",
         ]
     );
     assert_eq!(
@@ -309,7 +323,11 @@ fn openssl_believes_them() {
     let (id, address) = (node(), ADDRESS);
     let public = |from: &[&str]| openssl(&[from, &["-noout", "-pubkey"]].concat()).unwrap();
     for server in [
-        Certificate::ApiServer { node: id, address },
+        Certificate::ApiServer {
+            node: id,
+            address,
+            hosts: &[],
+        },
         Certificate::KubeletServer { node: id, address },
     ] {
         issue(&server);

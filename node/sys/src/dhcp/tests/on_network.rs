@@ -12,7 +12,7 @@ use hearth_base::supervisor::{self, Supervisor};
 use rtnetlink::LinkUnspec;
 
 use super::*;
-use crate::{add_veth, in_own_network};
+use crate::testing::{add_veth, in_own_network};
 
 /// How the server behaves from now on.
 #[derive(Clone, Copy)]
