@@ -29,6 +29,7 @@ use hearth_host::image::Image;
 use hearth_host::layout::{self, Root};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
+use hearth_kubernetes::AUDIT_LOG;
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::slots::SlotError;
@@ -226,14 +227,14 @@ fn start_log() -> LogTree {
 }
 
 /// Whether the console shows an entry. A serial line is slow: info messages of the kernel and of
-/// etcd go to the log only. Kubernetes' programs warn of many transient conditions, so the console
+/// etcd, and the audit log, go to the log only. Kubernetes' programs warn of many transient conditions, so the console
 /// shows only their errors.
 fn is_for_console(entry: &Entry) -> bool {
     let program = entry.dn.rsplit('.').next().unwrap_or_default();
     if Binary::ALL.iter().any(|binary| binary.name() == program) {
         return entry.severity > Severity::Warning;
     }
-    let talkative = matches!(program, "kernel" | "etcd");
+    let talkative = matches!(program, "kernel" | "etcd" | AUDIT_LOG);
     !talkative || entry.severity > Severity::Info
 }
 

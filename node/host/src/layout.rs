@@ -232,6 +232,11 @@ impl Data {
         }
     }
 
+    /// The audit log of the API server, in a directory of its own.
+    pub fn audit_log(&self) -> PathBuf {
+        self.path.join("audit/kubernetes.log")
+    }
+
     /// The files of the node itself.
     pub fn node(&self) -> Node {
         Node {
@@ -573,6 +578,11 @@ impl EphemeralController {
     /// What the API server admits.
     pub fn admission(&self) -> PathBuf {
         self.path.join("admission")
+    }
+
+    /// What is recorded of requests.
+    pub fn audit_policy(&self) -> PathBuf {
+        self.path.join("audit-policy")
     }
 
     /// The certificate of the front-proxy CA.

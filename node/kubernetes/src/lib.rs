@@ -105,6 +105,9 @@ use virtual_address::AddressStatus;
 /// user namespaces begin.
 pub const CONTROL_PLANE_USER: u32 = 64_001;
 
+/// The last part of the name under which the audit log of the API server is in the node's log.
+pub const AUDIT_LOG: &str = "audit";
+
 /// The worker that runs the Kubernetes roles of this node. Everything below it shares these inputs
 /// and outputs.
 pub struct Worker {

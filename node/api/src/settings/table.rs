@@ -7,8 +7,8 @@ use crate::labels;
 use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
 use crate::v1::{
-    ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel, StorageSecurityPolicy,
-    TpmMode,
+    AuditLevel, ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel,
+    StorageSecurityPolicy, TpmMode,
 };
 
 /// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
@@ -259,6 +259,25 @@ pub static SETTINGS: &[Setting] = &[
             default: "",
             expected: hosts::API_ENDPOINT,
             is_valid: |text| hosts::api_endpoint(text).is_some(),
+        },
+    },
+    Setting {
+        path: "kubernetes.audit_level",
+        help: "What API servers record of requests that change something",
+        fixed: None,
+        kind: &Choice {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.audit_level
+            },
+            name: |level| Some(AuditLevel::try_from(level).ok()?.as_str_name()),
+            default: AuditLevel::Metadata as i32,
+            supported: &[
+                AuditLevel::None as i32,
+                AuditLevel::Metadata as i32,
+                AuditLevel::Request as i32,
+                AuditLevel::RequestResponse as i32,
+            ],
         },
     },
     Setting {

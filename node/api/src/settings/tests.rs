@@ -6,7 +6,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, Ref
 
 use super::*;
 use crate::v1::{
-    ControlPlaneScheduling, KubernetesConfiguration, PodNetwork, PodSecurityLevel,
+    AuditLevel, ControlPlaneScheduling, KubernetesConfiguration, PodNetwork, PodSecurityLevel,
     StorageSecurityPolicy, TpmMode,
 };
 
@@ -67,6 +67,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.registry_proxy_exceptions" => ".example,192.0.2.0/24",
         "kubernetes.api_address" => "192.0.2.100",
         "kubernetes.api_endpoint" => "api.example:443",
+        "kubernetes.audit_level" => "REQUEST",
         "certificate_names" => "curators.example,192.0.2.101",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
@@ -126,6 +127,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
             pod_security_level: PodSecurityLevel::Baseline.into(),
             control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
             pod_network: PodNetwork::BuiltIn.into(),
+            audit_level: AuditLevel::Metadata.into(),
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
@@ -249,7 +251,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.pod_network, kubernetes.registry_mirrors, kubernetes.registry_authorities, \
          kubernetes.registry_credentials, kubernetes.registry_proxy, \
          kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
-         curator_session_seconds, time_servers, certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
+         kubernetes.audit_level, curator_session_seconds, time_servers, \
+         certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
     );
 }
 

@@ -253,6 +253,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.registry_proxy_exceptions": [],
             "kubernetes.api_address": "",
             "kubernetes.api_endpoint": "",
+            "kubernetes.audit_level": "METADATA",
             "curator_session_seconds": 6,
             "time_servers": [],
             "certificate_lifetime_seconds": 604800,

@@ -4,10 +4,10 @@ mod stored_forms;
 use hearth_api::identity::SigningKey;
 use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-    ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig, NodeRoles, PodNetwork,
-    PodSecurityLevel, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe, cluster_directory,
-    network_config, node_roles,
+    AuditLevel, ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister,
+    ColdStartPolicy, ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig,
+    NodeRoles, PodNetwork, PodSecurityLevel, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe,
+    cluster_directory, network_config, node_roles,
 };
 use proptest::prelude::*;
 use prost::bytes::BufMut;
@@ -189,6 +189,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
         pod_security_level: PodSecurityLevel::Baseline.into(),
         control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
         pod_network: PodNetwork::BuiltIn.into(),
+        audit_level: AuditLevel::Metadata.into(),
         ..wanted
     };
     assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use hearth_host::layout::{EphemeralController, KeyFiles, Root};
 use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPkiError};
 use hearth_sys::files::{self, FileError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::pod_security::PodSecurity;
 
@@ -67,10 +67,15 @@ impl Files {
         issued.save(&keys.certificate(), &keys.key())
     }
 
-    /// Writes who may call the API server, who decides what they may do, and what pods may ask for. A client has a certificate, which is
+    /// Writes who may call the API server, who decides what they may do, what pods may ask for, and what is
+    /// recorded of all that. A client has a certificate, which is
     /// configured apart, or the token of a service account; nobody is anonymous. There are no webhooks and no foreign
     /// issuers of tokens.
-    pub(super) fn save_access_rules(&self, security: &PodSecurity) -> Result<(), FileError> {
+    pub(super) fn save_access_rules(
+        &self,
+        security: &PodSecurity,
+        audit: &Value,
+    ) -> Result<(), FileError> {
         let authentication = json!({
             "apiVersion": "apiserver.config.k8s.io/v1",
             "kind": "AuthenticationConfiguration",
@@ -84,10 +89,12 @@ impl Files {
                 { "type": "RBAC", "name": "rbac" },
             ],
         });
+        let admission = security.configuration();
         for (path, content) in [
-            (self.authentication(), authentication),
-            (self.authorization(), authorization),
-            (self.admission(), security.configuration()),
+            (self.authentication(), &authentication),
+            (self.authorization(), &authorization),
+            (self.admission(), &admission),
+            (self.audit_policy(), audit),
         ] {
             files::write_atomic(&path, content.to_string().as_bytes(), PRIVATE)?;
         }
@@ -107,6 +114,11 @@ impl Files {
     /// What pods may ask for.
     pub(super) fn admission(&self) -> PathBuf {
         self.directory.admission()
+    }
+
+    /// What is recorded of requests.
+    pub(super) fn audit_policy(&self) -> PathBuf {
+        self.directory.audit_policy()
     }
 
     /// Paths of a certificate and its key.

@@ -19,6 +19,7 @@
 //! The API server needs the local etcd, so the node has to be a consensus member. Until its etcd
 //! serves, nothing is started, and the condition says so.
 
+mod audit;
 mod files;
 mod pod_security;
 mod programs;
@@ -31,7 +32,7 @@ use std::time::SystemTime;
 
 use hearth_api::hosts::Host;
 use hearth_api::names::{self, ports};
-use hearth_api::v1::KubernetesConfiguration;
+use hearth_api::v1::{AuditLevel, KubernetesConfiguration};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
@@ -47,7 +48,7 @@ use hearth_sys::confine::Confinement;
 
 use super::program::{self, Profile, Progress};
 use super::virtual_address::{self, AddressStatus};
-use super::{RoleCondition, Worker, reconciler, store};
+use super::{AUDIT_LOG, RoleCondition, Worker, reconciler, store};
 use files::Files;
 use pod_security::PodSecurity;
 
@@ -90,6 +91,22 @@ struct Controller {
     settings: Value<Arc<KubernetesConfiguration>>,
     /// The further names and addresses in the certificate of the API server.
     hosts: Value<Arc<[Host]>>,
+}
+
+/// What the API server reads of the cluster's settings when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rules {
+    security: PodSecurity,
+    audit: AuditLevel,
+}
+
+impl Rules {
+    fn of(settings: &KubernetesConfiguration) -> Self {
+        Self {
+            security: PodSecurity::of(settings),
+            audit: audit::level(settings.audit_level()),
+        }
+    }
 }
 
 /// What a controller shares with other parts of this worker.
@@ -183,6 +200,13 @@ pub(crate) async fn run(
             .await
         }
     })?;
+    let audit = Arc::new(audit::Worker {
+        file: parts.root.data.audit_log(),
+        user: parts.control_plane_user,
+        log_tree: parts.log_tree.clone(),
+    });
+    audit.prepare()?;
+    ctx.run_worker(AUDIT_LOG, &audit, audit::run)?;
     for (profile, progress) in profiles.into_iter().zip(&progresses) {
         let progress = progress.clone();
         let name = profile.binary.name().trim_start_matches("kube-");
@@ -415,10 +439,10 @@ async fn outdated(
     renew_at: SystemTime,
 ) -> Result<&'static str, event::Closed> {
     let mut addresses = all.parts.address.watch();
-    let security = PodSecurity::of(settings);
+    let rules = Rules::of(settings);
     let mut newer = all.settings.watch();
     tokio::select! {
-        changed = newer.wait_for(|now| PodSecurity::of(now) != security),
+        changed = newer.wait_for(|now| Rules::of(now) != rules),
             if binary == Binary::Apiserver =>
         {
             changed.map(|_| "the cluster's settings have changed")

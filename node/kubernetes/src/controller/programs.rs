@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::hosts::Host;
 use hearth_api::names::{KUBERNETES_DOMAIN, POD_NETWORK, SERVICE_NETWORK};
-use hearth_api::v1::{KubernetesConfiguration, PodNetwork};
+use hearth_api::v1::{AuditLevel, KubernetesConfiguration, PodNetwork};
 use hearth_base::supervisor::Failure;
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::Root;
@@ -17,8 +17,7 @@ use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{ProbeFailure, Profile, Program, Thresholds, probe};
 use super::super::{access, store};
 use super::files::Files;
-use super::pod_security::PodSecurity;
-use super::{Controller, Ports};
+use super::{Controller, Ports, Rules, audit};
 
 /// The enabled controllers: all without those for bootstrap tokens and certificate signing requests, and without
 /// `ttl`.
@@ -81,7 +80,7 @@ pub(super) fn prepare(
 ) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     if profile.binary == Binary::Apiserver {
-        prepare_apiserver(all, (address, hosts), &PodSecurity::of(settings), now)
+        prepare_apiserver(all, (address, hosts), &Rules::of(settings), now)
     } else {
         prepare_companion(all, profile, settings.pod_network(), now)
     }
@@ -90,7 +89,7 @@ pub(super) fn prepare(
 fn prepare_apiserver(
     all: &Controller,
     (address, hosts): (IpAddr, &[Host]),
-    security: &PodSecurity,
+    rules: &Rules,
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
     let renew_at = issue_serving(all, address, hosts)?;
@@ -100,11 +99,18 @@ fn prepare_apiserver(
     ] {
         all.files.save(whose, &all.authorities.issue(&what, now)?)?;
     }
-    all.files.save_access_rules(security)?;
+    all.files
+        .save_access_rules(&rules.security, &audit::policy(rules.audit))?;
     // For the probe, which needs a user that may read `/readyz`. Not written to a file.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
     Ok(Prepared {
-        program: apiserver(&all.bundle, &all.parts.root, all.ports, address),
+        program: apiserver(
+            &all.bundle,
+            &all.parts.root,
+            all.ports,
+            address,
+            rules.audit,
+        ),
         renew_at,
         asked: Client::new(
             &url(loopback(address), all.ports.apiserver),
@@ -173,7 +179,13 @@ fn prepare_companion(
 }
 
 /// The command line of the API server, with the paths of its files.
-fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Program {
+fn apiserver(
+    bundle: &Bundle,
+    root: &Root,
+    ports: Ports,
+    address: IpAddr,
+    audit: AuditLevel,
+) -> Program {
     let work = root.ephemeral.kubernetes();
     // The etcd socket is relative to its working directory.
     let mut program = Program::new(bundle, APISERVER, &work.store());
@@ -232,6 +244,9 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         // It would generate a certificate there if it had none.
         ("cert-dir", work.work(program.name()).into()),
     ] {
+        program = program.flag(name, value);
+    }
+    for (name, value) in audit::flags(audit, files.audit_policy(), root.data.audit_log()) {
         program = program.flag(name, value);
     }
     program

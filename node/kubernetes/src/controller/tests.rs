@@ -9,6 +9,7 @@ use hearth_api::testing::{Script, TestClock};
 use hearth_api::v1::NodeRoles;
 use hearth_api::v1::node_roles::KubernetesController;
 use hearth_base::event::Watcher;
+use hearth_base::logtree::Query;
 use hearth_base::testing::TestSupervisor;
 use hearth_consensus::testing::Site;
 use hearth_host::extensions::Extensions;
@@ -262,6 +263,7 @@ async fn pods_may_ask_for_what_the_cluster_permits() {
     };
     account("default").await;
     account("kube-system").await;
+    creation_is_recorded(&plane, &client).await;
     let refused = create("default").await.unwrap_err();
     assert!(
         refused.contains("violates PodSecurity \"baseline:latest\": hostPath volumes"),
@@ -284,6 +286,35 @@ async fn pods_may_ask_for_what_the_cluster_permits() {
     .await;
     plane.works("the control plane works again").await;
     plane.stop().await;
+}
+
+/// The node's log has who created an object, and not what is in it.
+async fn creation_is_recorded(plane: &Plane, client: &Client) {
+    let object = json!({
+        "metadata": { "name": "recorded" },
+        "data": { "key": "never-recorded" },
+    });
+    let config_maps = client.within("default", kinds::CONFIG_MAPS);
+    config_maps.create(object).await.unwrap();
+    let query = || Query::subtree("");
+    slowly("the record of the request", async {
+        loop {
+            let entries = plane.fake.parts.log_tree.read(query()).backlog;
+            let mut lines = entries.iter().map(|entry| &entry.message[..]);
+            assert!(lines.clone().all(|line| !line.contains("never-recorded")));
+            let is_it = |line: &str| {
+                line.contains("\"auditID\"")
+                    && line.contains("\"verb\":\"create\"")
+                    && line.contains("\"name\":\"recorded\"")
+                    && line.contains("hearth:reconciler")
+            };
+            if lines.any(is_it) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
 }
 
 /// Certificates are valid for 30 days, of which 20 pass.

@@ -14,6 +14,16 @@ fn is_as_committed(committed: &str, program: impl Fn(&Bundle) -> Program) {
     }
 }
 
+fn with_address(bundle: &Bundle, address: IpAddr) -> Program {
+    apiserver(
+        bundle,
+        &root(),
+        Ports::default(),
+        address,
+        AuditLevel::Metadata,
+    )
+}
+
 #[test]
 fn the_programs_are_started_as_committed() {
     let network = PodNetwork::BuiltIn;
@@ -22,7 +32,7 @@ fn the_programs_are_started_as_committed() {
     };
     is_as_committed(
         include_str!("../../snapshot/kube-apiserver.txt"),
-        |bundle| apiserver(bundle, &root(), Ports::default(), ADDRESS),
+        |bundle| with_address(bundle, ADDRESS),
     );
     is_as_committed(
         include_str!("../../snapshot/kube-controller-manager.txt"),
@@ -49,14 +59,13 @@ fn another_pod_network_gets_the_ranges_of_the_nodes() {
 }
 
 #[test]
-fn an_api_server_at_an_ipv6_address_listens_on_that_family() {
+fn an_api_server_listens_on_both_families_whatever_its_address_is() {
     let bundle = EmptyBundle::of(KUBERNETES[0]);
     let at = |address| {
-        let program = apiserver(&bundle.bundle, &root(), Ports::default(), address);
+        let program = with_address(&bundle.bundle, address);
         bundle.lines(&program)
     };
-    let expected = "---advertise-address=192.0.2.7\n---bind-address=0.0.0.0\n\
-                    +--advertise-address=2001:db8::7\n+--bind-address=::\n";
+    let expected = "---advertise-address=192.0.2.7\n+--advertise-address=2001:db8::7\n";
     let other = at("2001:db8::7".parse().unwrap());
     assert_eq!(difference(&at(ADDRESS), &other), expected);
 }
