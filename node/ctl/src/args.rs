@@ -88,6 +88,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kubernetes {
+    /// Show the state of Kubernetes on all nodes
+    ///
+    /// Shows what each node with a Kubernetes role reports of it: what it waits
+    /// for, with the reason that the program itself gives. Exits with code 7
+    /// unless all nodes are healthy and all conditions are met.
+    Status {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Generate a kubeconfig
     ///
     /// The kubeconfig contains no secret: kubectl calls hearthctl as a

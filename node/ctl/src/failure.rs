@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Local = 5,
     /// The cluster's settings have changed since they were read.
     Conflict = 6,
+    /// Something is not as it should be, as the command has shown.
+    NotReady = 7,
     /// The wait was interrupted; shells use this code for SIGINT.
     Interrupted = 130,
 }
@@ -95,7 +97,9 @@ impl Failure {
                 "check that the context is for this cluster; \
                  get a new certificate with `hearthctl cluster take-ownership`",
             ),
-            Kind::Cluster | Kind::Conflict | Kind::Local | Kind::Interrupted => None,
+            Kind::Cluster | Kind::Conflict | Kind::Local | Kind::NotReady | Kind::Interrupted => {
+                None
+            }
         };
         let mut failure = Self::new(kind, what).because(status);
         failure.advice = advice.map(str::to_owned);

@@ -13,6 +13,7 @@ use serde::Serialize;
 mod clock;
 mod consensus;
 mod firewall;
+mod kubernetes;
 mod log;
 mod ownership;
 mod settings;
@@ -21,6 +22,7 @@ mod unlocking;
 use clock::Clock;
 pub(crate) use consensus::Consensus;
 pub(crate) use firewall::Firewall;
+pub(crate) use kubernetes::KubernetesStatus;
 pub(crate) use log::{LogLine, rfc3339};
 use ownership::Recorded;
 pub(crate) use ownership::{Replaced, follows};
@@ -77,7 +79,7 @@ pub(crate) struct Join {
 pub(crate) struct Condition {
     r#type: String,
     met: bool,
-    /// One word; empty when met.
+    /// One word; may be empty when met.
     reason: String,
     message: String,
 }
@@ -97,7 +99,8 @@ impl Condition {
     /// One line of text.
     pub(crate) fn text(&self) -> String {
         match (self.met, &self.message[..]) {
-            (true, _) => format!("{}: met", self.r#type),
+            (true, "") => format!("{}: met", self.r#type),
+            (true, message) => format!("{}: met: {message}", self.r#type),
             (false, "") => format!("{}: {}", self.r#type, self.reason),
             (false, message) => format!("{}: {}: {message}", self.r#type, self.reason),
         }

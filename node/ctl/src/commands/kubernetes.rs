@@ -15,12 +15,14 @@ use hearth_api::client::{Endpoint, within};
 use hearth_api::identity::SigningKey;
 use hearth_api::names::{KUBERNETES_SERVER, PORT_KUBERNETES};
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{GetKubernetesAccessRequest, GetKubernetesAccessResponse};
+use hearth_api::v1::{
+    GetClusterInfoRequest, GetKubernetesAccessRequest, GetKubernetesAccessResponse,
+};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::{print, print_json};
-use crate::args::{Global, Kubernetes};
+use crate::args::{Format, Global, Kubernetes};
 use crate::connection::{self, Session};
 use crate::context::to_pem;
 use crate::failure::{Failure, Kind};
@@ -34,6 +36,7 @@ const KNOCK: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
     match command {
+        Kubernetes::Status { output } => status(global, output.form).await,
         Kubernetes::Kubeconfig {
             output,
             server,
@@ -57,6 +60,31 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
             let access = Access::ask(global, &Session::new(global)?).await?;
             print_json(&access.credential()?)
         }
+    }
+}
+
+/// Prints what the nodes report.
+async fn status(global: &Global, form: Format) -> Result<(), Failure> {
+    let channel = connection::open(global).await?;
+    let mut management = ManagementClient::new(channel.clone());
+    let info = within(
+        global.timeout,
+        management.get_cluster_info(GetClusterInfoRequest {}),
+    );
+    let info = info
+        .await
+        .map_err(|status| Failure::call("get the cluster information", status))?;
+    let configuration = info.into_inner().configuration.unwrap_or_default();
+    let nodes = super::node::all(global, &channel).await?;
+    let status = output::KubernetesStatus::new(&nodes, &configuration);
+    match form {
+        Format::Table => print(&status.text())?,
+        Format::Json => print_json(&status)?,
+    }
+    match status.is_well() {
+        true => Ok(()),
+        false => Err(Failure::new(Kind::NotReady, "report Kubernetes as ready")
+            .because("not all nodes are healthy and meet all of their conditions")),
     }
 }
 

@@ -42,7 +42,10 @@ async fn list(global: &Global, form: Format) -> Result<(), Failure> {
 }
 
 /// Fetches all nodes.
-async fn all(global: &Global, channel: &Channel) -> Result<Vec<hearth_api::v1::Node>, Failure> {
+pub(super) async fn all(
+    global: &Global,
+    channel: &Channel,
+) -> Result<Vec<hearth_api::v1::Node>, Failure> {
     let management = ManagementClient::new(channel.clone());
     let call = hearth_operator::nodes(management, GetNodesRequest::default());
     let nodes = within(global.timeout, call).await;

@@ -167,3 +167,68 @@ async fn who_has_no_kubernetes_is_told_what_to_do() {
     assert_eq!(code, 2);
     assert!(said.contains("expected https://"), "{said}");
 }
+
+#[tokio::test]
+async fn what_kubernetes_waits_for_is_shown_as_the_nodes_report_it() {
+    let fixture = Fixture::new();
+    let mut script = fixture.script();
+    let roles = NodeRoles {
+        kubernetes_controller: Some(node_roles::KubernetesController {}),
+        kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+        ..NodeRoles::default()
+    };
+    let condition = |kind: &str, met: bool, reason: &str, message: &str| v1::NodeCondition {
+        r#type: kind.to_owned(),
+        met,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
+    let with = |id: &str, conditions: Vec<v1::NodeCondition>| v1::Node {
+        roles: Some(roles),
+        status: Some(NodeStatus {
+            conditions,
+            ..NodeStatus::default()
+        }),
+        ..node(id, NodeHealth::Healthy)
+    };
+    script.nodes.push(with(
+        "hearth-a2",
+        vec![
+            condition(
+                "KubernetesController",
+                false,
+                "Failing",
+                "kube-scheduler: it ended",
+            ),
+            condition(
+                "KubernetesApiAddress",
+                true,
+                "Holder",
+                "this node has 192.0.2.100",
+            ),
+        ],
+    ));
+    let kubernetes = script.configuration.kubernetes.get_or_insert_default();
+    kubernetes.api_address = "192.0.2.100".to_owned();
+    let curator = TestCurator::start(&fixture.cluster, script, wall_clock()).await;
+    fixture.take_ownership(&curator).await;
+
+    let shown = fixture.run(&["kubernetes", "status"]).await;
+    assert_eq!(shown.status.code(), Some(7));
+    assert_eq!(
+        String::from_utf8_lossy(&shown.stdout),
+        "API servers: https://192.0.2.100:6443\n\
+         NODE       HEALTH   CONDITION             MET  REASON   MESSAGE\n\
+         hearth-a2  HEALTHY  KubernetesController  no   Failing  kube-scheduler: it ended\n\
+         hearth-a2  HEALTHY  KubernetesApiAddress  yes  Holder   this node has 192.0.2.100\n\
+         hearth-a2  HEALTHY  KubernetesWorker      no   -        not reported yet\n"
+    );
+    let shown = fixture
+        .run(&["kubernetes", "status", "--output", "json"])
+        .await;
+    assert_eq!(shown.status.code(), Some(7));
+    let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    assert_eq!(shown["servers"], json!(["https://192.0.2.100:6443"]));
+    assert_eq!(shown["nodes"].as_array().expect("nodes").len(), 1);
+    assert_eq!(shown["nodes"][0]["conditions"][0]["reason"], "Failing");
+}
