@@ -51,12 +51,25 @@ pub(super) fn tcp(
     control: TcpControl,
     ack: bool,
 ) -> Vec<u8> {
+    let acknowledged = ack.then_some(TcpSeqNumber(1));
+    segment(mac, from, to, control, TcpSeqNumber(7), acknowledged)
+}
+
+/// The same with this sequence number, and what it acknowledges.
+pub(super) fn segment(
+    mac: Address,
+    from: (Ipv4Addr, u16),
+    to: (Ipv4Addr, u16),
+    control: TcpControl,
+    seq_number: TcpSeqNumber,
+    ack_number: Option<TcpSeqNumber>,
+) -> Vec<u8> {
     let repr = TcpRepr {
         src_port: from.1,
         dst_port: to.1,
         control,
-        seq_number: TcpSeqNumber(7),
-        ack_number: ack.then_some(TcpSeqNumber(1)),
+        seq_number,
+        ack_number,
         window_len: 1000,
         window_scale: None,
         max_seg_size: None,

@@ -36,6 +36,11 @@ const SILENT_AT_END: Duration = Duration::from_secs(120);
 /// Keep-alive interval of an idle connection, so that one whose machine is gone ends eventually.
 const PROBE: Duration = Duration::from_secs(30);
 
+/// The same, while the end of the host's direction is not acknowledged. smoltcp does not repeat an end after three
+/// duplicate acknowledgements of the data before it, as a retransmission causes them: its timer is off then. A probe is
+/// what makes it send the end again.
+const PROBE_END: Duration = Duration::from_secs(1);
+
 /// The time after which a machine's connection to another network is ended if it carries nothing: the minimum for
 /// address translation (RFC 5382, REQ-5), so that programs can rely on it. Those of the host are not ended.
 const IDLE: Duration = Duration::from_secs(2 * 60 * 60 + 4 * 60);
@@ -274,6 +279,7 @@ impl Tunnel {
                 self.connected = true;
                 self.socket().set_timeout(Some(SILENT.into()));
             }
+            State::FinWait2 => self.socket().set_keep_alive(Some(PROBE.into())),
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait => {
                 self.machine_ended = true;
             }
@@ -307,6 +313,7 @@ impl Tunnel {
                 Ok(Ok(0)) => {
                     self.host_ended = true;
                     self.socket().set_timeout(Some(SILENT_AT_END.into()));
+                    self.socket().set_keep_alive(Some(PROBE_END.into()));
                     self.socket().close();
                 }
                 Ok(Ok(_)) => self.moved(),
@@ -357,3 +364,6 @@ async fn at(time: Option<Instant>) {
 fn after(due: Option<smoltcp::time::Duration>) -> Sleep {
     sleep(due.map_or(Duration::ZERO, Duration::from))
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,6 +188,8 @@ impl Client {
             let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
             let mut socket = tcp::Socket::new(buffer(), buffer());
             socket.set_nagle_enabled(false);
+            // Makes smoltcp repeat an end, which it may otherwise stop to do when segments are lost.
+            socket.set_keep_alive(Some(smoltcp::time::Duration::from_secs(1)));
             let (remote, local) = (endpoint(to), stack.port());
             let connected = socket.connect(stack.interface.context(), remote, local);
             connected.expect("a route");
