@@ -295,6 +295,15 @@ pub(crate) const BARE_INIT: Example = Example {
     sample: false,
 };
 
+/// Only transfers bytes, for the benchmark.
+pub(crate) const TRAFFIC_INIT: Example = Example {
+    name: "traffic_init",
+    what: "the traffic init",
+    profile: node::Profile::Node,
+    riders: &[],
+    sample: false,
+};
+
 /// The image around an example.
 pub(crate) fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     setup::ensure(ui, Needs::NODE)?;

@@ -42,6 +42,8 @@ const PROMISES: &[(&str, Bound)] = &[
     ("storage.cold_start_ratio", Bound::AtMost(1.5)),
     ("storage.reboot_ratio", Bound::AtMost(1.3)),
     ("storage.power_cut_extra_seconds", Bound::AtMost(10.0)),
+    ("switch.download_ratio_slirp", Bound::AtLeast(1.0)),
+    ("switch.upload_ratio_slirp", Bound::AtLeast(1.0)),
     ("kubernetes.image_allocated_bytes", Bound::AtMost(95e6)),
     ("kubernetes.hearth_resident_bytes", Bound::AtMost(40e6)),
     ("kubernetes.memory_used_bytes", Bound::AtMost(700e6)),

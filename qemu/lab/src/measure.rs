@@ -11,6 +11,7 @@ pub mod failover;
 pub mod kubernetes;
 pub mod records;
 pub mod storage;
+pub mod traffic;
 
 use std::fs;
 use std::io::ErrorKind;

@@ -10,6 +10,7 @@ mod curator;
 mod failover;
 mod image;
 mod kubernetes;
+mod network;
 mod storage;
 
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub(crate) struct Args {
     /// Also write the records to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 20 of sealing, 3 of starts, 3 of Kubernetes, 1 of failover]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 20 of sealing, 3 of starts, 9 of the network, 3 of Kubernetes, 1 of failover]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Accelerator; the promises apply to tcg, which behaves the same everywhere
@@ -55,6 +56,8 @@ enum Part {
     Curator,
     /// Sealing by a TPM, compared with clevis and systemd; starts of encrypted nodes, compared with insecure ones
     Storage,
+    /// Throughput of the machines' network to the host, compared with QEMU's own
+    Network,
     /// Power-on to a running pod, compared with a shell script; memory of Hearth's own processes, image size
     Kubernetes,
     /// The loss of the controller with the virtual address, compared with the lease by which it has it
@@ -104,7 +107,7 @@ fn verdict(record: &Record) -> String {
 
 /// Counts are integers; other numbers have three decimal places.
 fn number(value: f64, unit: &str) -> String {
-    if matches!(unit, "bytes" | "boolean") {
+    if matches!(unit, "bytes" | "bytes/s" | "boolean") {
         format!("{value:.0}")
     } else {
         format!("{value:.3}")
@@ -130,6 +133,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Storage) {
         storage::measure(ui, &node, args.rounds, args.accel, &mut records)?;
+    }
+    if wanted(Part::Network) {
+        network::measure(ui, args.rounds, args.accel, &mut records)?;
     }
     if wanted(Part::Kubernetes) {
         kubernetes::measure(ui, args.rounds, args.accel, &mut records)?;

@@ -19,7 +19,7 @@ pub struct Record {
     pub median: f64,
     /// The largest sample.
     pub max: f64,
-    /// `s`, `bytes`, `ratio`, or `boolean` (1 is yes).
+    /// One of those that `docs/bench.md` lists.
     pub unit: &'static str,
     /// Revision of the measured source.
     pub revision: String,
