@@ -1,17 +1,19 @@
-//! The gateway: the one address of the network that does not belong to a machine.
+//! The gateway: the one host of the network that is no machine.
 //!
-//! It answers ARP and pings, is the DHCP server, and is the source of the host's connections into the network
-//! ([`super::tunnel`]). Packets of machines to other networks, and to its resolver, go to the router of the way out
-//! ([`super::way_out`]); without one they are dropped.
+//! It answers ARP, neighbour solicitations and pings, is the DHCP server, and is the source of the host's connections
+//! into the network ([`super::tunnel`]), which are of IPv4. Packets of machines to other networks, and to its resolver, go
+//! to the router of the way out ([`super::way_out`]); without one they are dropped.
 //!
 //! A packet for a connection is found by its port and goes to that connection's own stack; all others go to a stack
 //! without sockets, which answers like a host without services. Both process plain IP ([`super::wire`]). No address
 //! resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet address is known from its
 //! port. Only the holder of an address that machines have in turn is found by ARP: the last that has said to have it.
 
+mod neighbours;
+
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -19,16 +21,16 @@ use smoltcp::iface::{Interface, SocketSet};
 use smoltcp::phy;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
-    EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpPacket, UdpPacket,
-    UdpRepr,
+    EthernetFrame, EthernetProtocol, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet,
+    TcpPacket, UdpPacket, UdpRepr,
 };
 use tokio::sync::Notify;
 
 use super::fabric::HEADER;
-use super::learning::Address;
+use super::learning::{Address, is_group};
 use super::way_out::{Outgoing, Router, Verdict};
 use super::wire::{Clock, Inbox, Wire, framed, refuse};
-use super::{GATEWAY_MAC, NetworkOptions, dhcp};
+use super::{GATEWAY_LINK_LOCAL, GATEWAY_MAC, NetworkOptions, PREFIX6, dhcp};
 
 /// Source ports of connections from the gateway.
 const FIRST_PORT: u16 = 32768;
@@ -36,6 +38,7 @@ const FIRST_PORT: u16 = 32768;
 /// The gateway.
 pub(super) struct Gateway {
     address: Ipv4Addr,
+    address6: Ipv6Addr,
     clock: Clock,
     pub(super) dhcp: dhcp::Server,
     /// None: machines do not reach other networks.
@@ -59,8 +62,14 @@ impl Gateway {
     pub(super) fn new(options: &NetworkOptions, clock: Clock) -> Self {
         let mut wire = Wire::new([0xff; 6]);
         let now = clock.at(Instant::now());
+        let own = [
+            IpCidr::new(IpAddr::from(options.gateway).into(), options.prefix),
+            IpCidr::new(IpAddr::from(options.gateway6).into(), PREFIX6),
+            IpCidr::new(IpAddr::from(GATEWAY_LINK_LOCAL).into(), PREFIX6),
+        ];
         Self {
             address: options.gateway,
+            address6: options.gateway6,
             clock,
             dhcp: dhcp::Server::new(
                 options.gateway,
@@ -72,7 +81,7 @@ impl Gateway {
                 .way_out
                 .as_ref()
                 .map(|way_out| Router::new(options, way_out)),
-            stack: wire.stack(options.gateway, options.prefix, now),
+            stack: wire.stack(&own, now),
             wire,
             inboxes: HashMap::new(),
             // A different one after every start: a machine may still remember connections of the last one.
@@ -151,6 +160,16 @@ impl Gateway {
                     _ => self.answer(sender, frame, now, replies),
                 }
             }
+            EthernetProtocol::Ipv6 => {
+                let packet = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
+                if let Some(target) = neighbours::solicited(&packet) {
+                    replies.extend(self.advertise(sender, packet.src_addr(), target));
+                } else if is_addressed && self.router.is_some() {
+                    return self.route(sender, frame, now, replies);
+                } else if is_addressed {
+                    self.answer(sender, frame, now, replies);
+                }
+            }
             _ => {}
         }
         None
@@ -205,6 +224,12 @@ impl Gateway {
             target_protocol_addr: source_protocol_addr,
         };
         Some(arp_frame(source_hardware_addr, &reply))
+    }
+
+    /// Answers neighbour solicitations for the gateway's addresses.
+    fn advertise(&self, sender: Address, asker: Ipv6Addr, target: Ipv6Addr) -> Option<Vec<u8>> {
+        let is_own = [self.address6, GATEWAY_LINK_LOCAL].contains(&target);
+        (is_own && !is_group(sender)).then(|| neighbours::advertise(sender, asker, target))
     }
 
     /// The connection that a TCP packet belongs to.

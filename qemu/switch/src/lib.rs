@@ -35,7 +35,7 @@
 //! | `address` | Ethernet addresses, and ports of the host |
 //! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: framing, forwarding, faults, capture; no I/O except the capture's file |
 //! | `dhcp` | the DHCP server, as a pure state machine |
-//! | `gateway`, `wire` | the network's one address that is no machine's, the device of its stacks |
+//! | `gateway`, `wire` | the network's one host that is no machine, the device of its stacks |
 //! | `tunnel` | one TCP connection between the host and a machine, in either direction |
 //! | `way_out` | what becomes of packets to other networks; no I/O |
 //! | `serve` | the process: sockets and tasks |
@@ -77,7 +77,7 @@ mod tunnel;
 mod way_out;
 mod wire;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -96,6 +96,20 @@ pub use way_out::proxy::ProxySettings;
 /// The gateway's Ethernet address, which no machine has ([`Mac::of_machine`]).
 pub const GATEWAY_MAC: Mac = Mac([0x52, 0x54, 0x00, 0x47, 0x00, 0x01]);
 
+/// The gateway's link-local address: the one that belongs to its Ethernet address (RFC 4291, appendix A).
+const GATEWAY_LINK_LOCAL: Ipv6Addr = {
+    let [a, b, c, d, e, f] = GATEWAY_MAC.0;
+    let id = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    Ipv6Addr::from_bits(0xfe80 << 112 | u64::from_be_bytes(id) as u128)
+};
+
+/// The default of [`NetworkOptions::gateway6`]: in a unique local prefix (RFC 4193) of our own.
+const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 1);
+
+/// Length of the IPv6 subnet's prefix.
+const PREFIX6: u8 = 64;
+const MASK6: u128 = u128::MAX << (128 - PREFIX6);
+
 /// Options of a network. Fixed when it is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkOptions {
@@ -103,6 +117,10 @@ pub struct NetworkOptions {
     pub gateway: Ipv4Addr,
     /// Length of the subnet's prefix, 8 to 30.
     pub prefix: u8,
+    /// The gateway's IPv6 address, whose first 64 bits are the prefix of the network's IPv6 subnet. Machines have
+    /// addresses there that they give themselves: there are neither router advertisements nor DHCPv6.
+    #[serde(default = "gateway6")]
+    pub gateway6: Ipv6Addr,
     /// Duration of a DHCP lease, in whole seconds, at least 2. Machines renew after half of it.
     pub lease: Duration,
     /// Seed of the random faults, for repeating them; chosen, if none.
@@ -115,11 +133,16 @@ pub struct NetworkOptions {
     pub way_out: Option<WayOut>,
 }
 
+fn gateway6() -> Ipv6Addr {
+    GATEWAY6
+}
+
 impl Default for NetworkOptions {
     fn default() -> Self {
         Self {
             gateway: Ipv4Addr::new(10, 98, 0, 1),
             prefix: 24,
+            gateway6: GATEWAY6,
             // Short, so that every machine has renewed within a minute.
             lease: Duration::from_secs(30),
             seed: None,
@@ -143,10 +166,34 @@ impl NetworkOptions {
         Ipv4Addr::from(network.saturating_add(5))
     }
 
+    /// The gateway's address of the same version as this one.
+    fn gateway_for(&self, address: IpAddr) -> IpAddr {
+        match address {
+            IpAddr::V4(_) => self.gateway.into(),
+            IpAddr::V6(_) => self.gateway6.into(),
+        }
+    }
+
+    /// The addresses of the gateway.
+    fn own(&self) -> [IpAddr; 3] {
+        let (v4, v6) = (self.gateway.into(), self.gateway6.into());
+        [v4, v6, GATEWAY_LINK_LOCAL.into()]
+    }
+
     fn mask(&self) -> u32 {
         u32::MAX
             .checked_shl(32 - u32::from(self.prefix.min(32)))
             .unwrap_or(0)
+    }
+
+    /// Whether a machine can have this IPv6 address. All zeros after the prefix are those of routers (RFC 4291, 2.6.1).
+    fn may_have6(&self, address: Ipv6Addr) -> bool {
+        self.is_inside6(address) && address.to_bits() & !MASK6 != 0 && address != self.gateway6
+    }
+
+    /// Whether an address is in the IPv6 subnet.
+    fn is_inside6(&self, address: Ipv6Addr) -> bool {
+        address.to_bits() & MASK6 == self.gateway6.to_bits() & MASK6
     }
 
     /// Whether a machine can have this address.
@@ -291,5 +338,17 @@ mod tests {
             let address = other.parse().expect("an address");
             assert!(!options.may_have(address), "{other}");
         }
+        let ours = "fd68:6561:7274::10".parse().expect("an address");
+        assert!(options.may_have6(ours));
+        for other in [
+            "fd68:6561:7274::",
+            "fd68:6561:7274::1",
+            "fd68:6561:7274:1::10",
+            "fe80::10",
+        ] {
+            let address = other.parse().expect("an address");
+            assert!(!options.may_have6(address), "{other}");
+        }
+        assert_eq!(GATEWAY_LINK_LOCAL.to_string(), "fe80::5054:ff:fe47:1");
     }
 }

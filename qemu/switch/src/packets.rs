@@ -1,17 +1,16 @@
 //! Frames of machines to the gateway, for tests.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
-    EthernetProtocol, IpProtocol, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr,
-    TcpSeqNumber,
+    EthernetProtocol, IpAddress, IpProtocol, IpRepr, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber,
 };
 
 use super::GATEWAY_MAC;
 use super::fabric::HEADER;
 use super::learning::Address;
-use super::wire::framed;
+use super::wire::{ethertype, framed};
 
 /// A frame from this Ethernet address.
 pub(super) fn frame(mac: Address, kind: EthernetProtocol, payload: &[u8]) -> Vec<u8> {
@@ -24,30 +23,24 @@ pub(super) fn frame(mac: Address, kind: EthernetProtocol, payload: &[u8]) -> Vec
 /// A frame with an IP packet.
 pub(super) fn ip(
     mac: Address,
-    from: Ipv4Addr,
-    to: Ipv4Addr,
+    from: impl Into<IpAddr>,
+    to: impl Into<IpAddr>,
     next_header: IpProtocol,
     payload: &[u8],
 ) -> Vec<u8> {
-    let repr = Ipv4Repr {
-        src_addr: from,
-        dst_addr: to,
-        next_header,
-        payload_len: payload.len(),
-        hop_limit: 64,
-    };
-    let mut bytes = vec![0; repr.buffer_len() + payload.len()];
-    let mut packet = Ipv4Packet::new_unchecked(&mut bytes);
-    repr.emit(&mut packet, &ChecksumCapabilities::default());
-    packet.payload_mut().copy_from_slice(payload);
-    frame(mac, EthernetProtocol::Ipv4, &bytes)
+    let (from, to) = (IpAddress::from(from.into()), IpAddress::from(to.into()));
+    let repr = IpRepr::new(from, to, next_header, payload.len(), 64);
+    let mut bytes = vec![0; repr.buffer_len()];
+    repr.emit(&mut bytes[..], &ChecksumCapabilities::default());
+    bytes[repr.header_len()..].copy_from_slice(payload);
+    frame(mac, ethertype(repr.version()), &bytes)
 }
 
 /// A frame with a TCP segment without data.
-pub(super) fn tcp(
+pub(super) fn tcp<A: Into<IpAddr>>(
     mac: Address,
-    from: (Ipv4Addr, u16),
-    to: (Ipv4Addr, u16),
+    from: (A, u16),
+    to: (A, u16),
     control: TcpControl,
     ack: bool,
 ) -> Vec<u8> {
@@ -56,10 +49,10 @@ pub(super) fn tcp(
 }
 
 /// The same with this sequence number, and what it acknowledges.
-pub(super) fn segment(
+pub(super) fn segment<A: Into<IpAddr>>(
     mac: Address,
-    from: (Ipv4Addr, u16),
-    to: (Ipv4Addr, u16),
+    from: (A, u16),
+    to: (A, u16),
     control: TcpControl,
     seq_number: TcpSeqNumber,
     ack_number: Option<TcpSeqNumber>,
@@ -78,12 +71,13 @@ pub(super) fn segment(
         timestamp: None,
         payload: &[],
     };
+    let (from, to) = (from.0.into(), to.0.into());
     let mut bytes = vec![0; repr.buffer_len()];
     repr.emit(
         &mut TcpPacket::new_unchecked(&mut bytes),
-        &from.0.into(),
-        &to.0.into(),
+        &from.into(),
+        &to.into(),
         &ChecksumCapabilities::default(),
     );
-    ip(mac, from.0, to.0, IpProtocol::Tcp, &bytes)
+    ip(mac, from, to, IpProtocol::Tcp, &bytes)
 }

@@ -29,10 +29,10 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet, LocalSet};
 use tokio::time::{sleep, sleep_until};
 
-use super::NetworkOptions;
 use super::capture::Capture;
 use super::fabric::Fabric;
 use super::gateway::Gateway;
+use super::{MASK6, NetworkOptions};
 use crate::way_out::Policy;
 use crate::wire::Clock;
 use crate::{Mac, PortForward};
@@ -171,6 +171,13 @@ fn check(options: &NetworkOptions) -> Result<(), ServeError> {
             "gateway",
             options.gateway.to_string(),
             "a host address in its subnet",
+        );
+    }
+    if !options.gateway6.is_unique_local() || options.gateway6.to_bits() & !MASK6 == 0 {
+        return refuse(
+            "gateway6",
+            options.gateway6.to_string(),
+            "a host address in a unique local prefix (fc00::/7)",
         );
     }
     if options.lease.as_secs() < 2 || options.lease.as_secs() > u64::from(u32::MAX) {

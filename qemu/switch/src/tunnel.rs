@@ -7,7 +7,7 @@
 //! a connection uses at most their size and its inbox's.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use smoltcp::iface::{Interface, SocketHandle, SocketSet};
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::learning::Address;
-use super::wire::{Clock, Inbox, Wire};
+use super::wire::{Clock, Inbox, Wire, alone};
 
 /// Size of each direction's buffer, in bytes.
 const BUFFER: usize = 128 << 10;
@@ -49,9 +49,9 @@ const IDLE: Duration = Duration::from_secs(2 * 60 * 60 + 4 * 60);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     /// The endpoint on this side: the gateway's, or the remote one that a machine has connected to.
-    pub(super) from: SocketAddrV4,
+    pub(super) from: SocketAddr,
     /// The machine's endpoint.
-    pub(super) to: SocketAddrV4,
+    pub(super) to: SocketAddr,
     /// The machine's Ethernet address.
     pub(super) mac: Address,
 }
@@ -173,22 +173,24 @@ impl Tunnel {
         let mut wire = Wire::new(ends.mac);
         let now = clock.at(Instant::now());
         // There is no other host on this device.
-        let mut stack = wire.stack(*ends.from.ip(), 0, now);
+        let mut stack = wire.stack(&alone(ends.from.ip()), now);
         let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
         let mut socket = tcp::Socket::new(buffer(), buffer());
         // Small writes are sent as they are.
         socket.set_nagle_enabled(false);
         socket.set_keep_alive(Some(PROBE.into()));
         socket.set_timeout(Some(CONNECT.into()));
-        let endpoint =
-            |address: SocketAddrV4| IpEndpoint::new((*address.ip()).into(), address.port());
         let idle_end = match &opener {
             Opener::Host => {
-                socket.connect(stack.context(), endpoint(ends.to), endpoint(ends.from))?;
+                socket.connect(
+                    stack.context(),
+                    IpEndpoint::from(ends.to),
+                    IpEndpoint::from(ends.from),
+                )?;
                 None
             }
             Opener::Machine(_) => {
-                socket.listen(endpoint(ends.from))?;
+                socket.listen(IpEndpoint::from(ends.from))?;
                 Some(Instant::now() + IDLE)
             }
         };

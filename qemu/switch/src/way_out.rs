@@ -15,9 +15,9 @@
 //! an option, and why tests do without.
 //!
 //! Never translated: loopback, link-local, multicast, broadcast and reserved addresses ([`Policy`]), and those of the
-//! machines' own subnet. The host's loopback is reached only where the options name an address for it
+//! machines' own subnets. The host's loopback is reached only where the options name an address for it
 //! ([`WayOut::aliases`]), and by DNS, whose resolvers may be there. The source must be a machine of this network with an
-//! address of its subnet: like a router that knows of no networks behind the machines.
+//! address of its subnets: like a router that knows of no networks behind the machines.
 //!
 //! # What is refused, and what is not answered
 //! A connection that the remote host refuses is reset, and so is one beyond the limits: it is never closed in favour of
@@ -33,9 +33,8 @@
 //! afterwards, gives the machine the truth about who refuses: a proxy that accepts everything breaks clients that try
 //! several addresses.
 //!
-//! Addresses are general, and so are the policy, the flows, the proxy and the sockets; packets and stacks are those of
-//! IPv4, since machines have no IPv6 addresses. What IPv6 would add is in [`packet`], `wire`, and the endpoints of
-//! `tunnel`.
+//! IPv6 is translated to IPv6 and IPv4 to IPv4, never one to the other. Where the host has no IPv6, it is refused like
+//! any other network that the host does not reach.
 
 pub(super) mod dns;
 mod flows;
@@ -55,7 +54,7 @@ use super::learning::Address;
 use super::wire::Inbox;
 pub(super) use flows::{Flows, Limits, Quota};
 use packet::{Content, Segment};
-pub(super) use packet::{Unreachable, reply, too_large, unreachable};
+pub(super) use packet::{Unreachable, reply, start_of_payload, too_large, unreachable};
 pub(super) use policy::Policy;
 use proxy::ProxySettings;
 
@@ -150,7 +149,8 @@ pub(super) enum Outgoing {
 /// Decides about the packets of machines.
 pub(super) struct Router {
     policy: Policy,
-    resolver: SocketAddr,
+    /// The gateway's addresses.
+    own: [IpAddr; 3],
     connections: Flows<Rc<Inbox>>,
 }
 
@@ -158,7 +158,7 @@ impl Router {
     pub(super) fn new(options: &NetworkOptions, way_out: &WayOut) -> Self {
         Self {
             policy: Policy::new(options, way_out),
-            resolver: SocketAddr::new(options.gateway.into(), DNS),
+            own: options.own(),
             connections: Flows::new(CONNECTIONS),
         }
     }
@@ -168,8 +168,9 @@ impl Router {
         let Some((flow, content)) = packet::parse(&frame) else {
             return Verdict::Ours(frame);
         };
-        let resolves = flow.remote == self.resolver && flow.protocol != Protocol::Ping;
-        if flow.remote.ip() == self.resolver.ip() && !resolves {
+        let is_ours = self.own.contains(&flow.remote.ip());
+        let resolves = is_ours && flow.remote.port() == DNS && flow.protocol != Protocol::Ping;
+        if is_ours && !resolves {
             return Verdict::Ours(frame);
         }
         if !self.policy.may_send(flow.machine.ip()) {

@@ -5,13 +5,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
 use smoltcp::wire::{
-    EthernetAddress, EthernetFrame, EthernetProtocol, HardwareAddress, IpCidr, Ipv4Packet,
+    EthernetAddress, EthernetFrame, EthernetProtocol, HardwareAddress, IpCidr, IpVersion,
+    Ipv4Packet, Ipv6Packet,
 };
 use tokio::sync::Notify;
 
@@ -96,22 +97,30 @@ impl Wire {
         }
     }
 
-    /// A stack with this device and this address.
-    pub(super) fn stack(
-        &mut self,
-        address: Ipv4Addr,
-        prefix: u8,
-        now: smoltcp::time::Instant,
-    ) -> Interface {
+    /// A stack with this device and these addresses, at most three.
+    pub(super) fn stack(&mut self, own: &[IpCidr], now: smoltcp::time::Instant) -> Interface {
         let mut config = Config::new(HardwareAddress::Ip);
         // For sequence numbers, not for faults.
         config.random_seed = fastrand::u64(..);
         let mut stack = Interface::new(config, self, now);
         stack.update_ip_addrs(|addresses| {
-            // There is space for one.
-            let _ = addresses.push(IpCidr::new(address.into(), prefix));
+            // There is space for them.
+            let _ = addresses.extend_from_slice(own);
         });
         stack
+    }
+}
+
+/// One address, as that of a stack which has no other host on its device.
+pub(super) fn alone(address: IpAddr) -> [IpCidr; 1] {
+    [IpCidr::new(address.into(), 0)]
+}
+
+/// The Ethernet type of packets of this version.
+pub(super) fn ethertype(version: IpVersion) -> EthernetProtocol {
+    match version {
+        IpVersion::Ipv4 => EthernetProtocol::Ipv4,
+        IpVersion::Ipv6 => EthernetProtocol::Ipv6,
     }
 }
 
@@ -132,6 +141,10 @@ impl phy::TxToken for Sent<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, f: F) -> R {
         let mut bytes = framed(self.to, EthernetProtocol::Ipv4, length);
         let done = f(&mut bytes[HEADER..]);
+        if let Ok(IpVersion::Ipv6) = IpVersion::of_packet(&bytes[HEADER..]) {
+            let mut frame = EthernetFrame::new_unchecked(&mut bytes);
+            frame.set_ethertype(EthernetProtocol::Ipv6);
+        }
         self.sent.push(bytes);
         done
     }
@@ -180,13 +193,19 @@ pub(super) fn refuse(frame: Vec<u8>, now: smoltcp::time::Instant) -> Vec<Vec<u8>
         return Vec::new();
     };
     let sender = ethernet.src_addr().0;
-    let Ok(packet) = Ipv4Packet::new_checked(ethernet.payload()) else {
+    let Some(address) = destination(ethernet.payload()) else {
         return Vec::new();
     };
-    let address = packet.dst_addr();
     let mut wire = Wire::new(sender);
-    let mut stack = wire.stack(address, 0, now);
+    let mut stack = wire.stack(&alone(address), now);
     wire.received.push_back(frame);
     stack.poll(now, &mut wire, &mut SocketSet::new(Vec::new()));
     wire.sent
+}
+
+fn destination(packet: &[u8]) -> Option<IpAddr> {
+    Some(match IpVersion::of_packet(packet).ok()? {
+        IpVersion::Ipv4 => Ipv4Packet::new_checked(packet).ok()?.dst_addr().into(),
+        IpVersion::Ipv6 => Ipv6Packet::new_checked(packet).ok()?.dst_addr().into(),
+    })
 }

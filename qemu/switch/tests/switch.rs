@@ -373,19 +373,30 @@ async fn a_dropped_handle_ends_the_process_at_once() {
 #[tokio::test]
 async fn what_keeps_a_network_from_starting_is_told_in_its_words() {
     let folder = tempfile::tempdir().expect("a folder");
-    let options = NetworkOptions {
-        prefix: 31,
-        ..NetworkOptions::default()
-    };
-    let error = Network::start(&binary(), folder.path(), options, Lifetime::KillWithParent)
-        .await
-        .expect_err("no such subnet");
-    assert!(matches!(error, NetworkError::Ended { .. }), "{error:?}");
-    let error = error.to_string();
-    assert!(
-        error.contains("prefix: expected 8 to 30, got 31"),
-        "{error}"
-    );
+    let usual = NetworkOptions::default();
+    for (options, words) in [
+        (
+            NetworkOptions {
+                prefix: 31,
+                ..usual.clone()
+            },
+            "prefix: expected 8 to 30, got 31",
+        ),
+        (
+            NetworkOptions {
+                gateway6: "2001:db8::1".parse().expect("an address"),
+                ..usual
+            },
+            "gateway6: expected a host address in a unique local prefix (fc00::/7), got 2001:db8::1",
+        ),
+    ] {
+        let error = Network::start(&binary(), folder.path(), options, Lifetime::KillWithParent)
+            .await
+            .expect_err("no such subnet");
+        assert!(matches!(error, NetworkError::Ended { .. }), "{error:?}");
+        let error = error.to_string();
+        assert!(error.contains(words), "{error}");
+    }
     let nowhere = folder.path().join("nowhere");
     let error = Network::start(
         &nowhere,

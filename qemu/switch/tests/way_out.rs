@@ -7,12 +7,12 @@ mod madeup;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::{Path, PathBuf};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hearth_switch::{
-    Faults, Lifetime, Mac, Network, NetworkOptions, NetworkStatus, ProxySettings, WayOut,
+    Faults, Lifetime, Network, NetworkOptions, NetworkStatus, ProxySettings, WayOut,
 };
 use smoltcp::socket::tcp::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,141 +20,12 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use madeup::client::{Client, Connection};
+use madeup::world::{
+    GATEWAY, HERE, QUERY, QUIET, World, accept, allows_pings, bytes, datagrams, hear, listener,
+    own_address, read_all, response, soon, way_out,
+};
 
-/// For operations that take milliseconds on a quiet machine.
-const BOUND: Duration = Duration::from_secs(60);
-
-/// In which nothing is expected to happen.
-const QUIET: Duration = Duration::from_millis(300);
-
-/// Stands for the host's loopback.
-const HERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-
-/// A way out that depends on nothing of the host's configuration.
-fn way_out() -> WayOut {
-    WayOut {
-        resolvers: Some(Vec::new()),
-        proxy: Some(ProxySettings::default()),
-        aliases: BTreeMap::from([(HERE.into(), Ipv4Addr::LOCALHOST.into())]),
-    }
-}
-
-async fn start(dir: &Path, seed: u64, way_out: Option<WayOut>) -> Network {
-    let binary = PathBuf::from(env!("CARGO_BIN_EXE_hearth-switch"));
-    let options = NetworkOptions {
-        seed: Some(seed),
-        way_out,
-        ..NetworkOptions::default()
-    };
-    Network::start(&binary, dir, options, Lifetime::KillWithParent)
-        .await
-        .expect("a network")
-}
-
-/// A network with a way out, and a machine.
-struct World {
-    _folder: tempfile::TempDir,
-    network: Network,
-    machine: Client,
-}
-
-impl World {
-    async fn new(way_out: Option<WayOut>) -> Self {
-        Self::with_seed(1, way_out).await
-    }
-
-    /// One whose random faults have this seed.
-    async fn with_seed(seed: u64, way_out: Option<WayOut>) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let network = start(folder.path(), seed, way_out).await;
-        let (mac, address) = (
-            Mac::of_machine(0),
-            NetworkOptions::default().machine_address(0),
-        );
-        let port = network
-            .add_port("node-0", mac, address)
-            .await
-            .expect("a port");
-        let machine = soon(Client::start(&port.socket, mac)).await;
-        Self {
-            _folder: folder,
-            network,
-            machine,
-        }
-    }
-
-    async fn connect(&self, port: u16) -> Connection {
-        let to = SocketAddrV4::new(HERE, port);
-        soon(self.machine.connect(to)).await.expect("a connection")
-    }
-
-    /// Waits for a matching status.
-    async fn until(&self, wanted: impl Fn(&NetworkStatus) -> bool) -> NetworkStatus {
-        soon(async {
-            loop {
-                let status = self.network.status().await.expect("a status");
-                if wanted(&status) {
-                    return status;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await
-    }
-
-    async fn all_ended(&self) {
-        self.until(|status| status.way_out.connections == 0).await;
-    }
-}
-
-async fn soon<T>(work: impl Future<Output = T>) -> T {
-    timeout(BOUND, work).await.expect("in time")
-}
-
-/// A listener on the loopback.
-async fn listener() -> (TcpListener, u16) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .await
-        .expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    (listener, port)
-}
-
-async fn accept(listener: &TcpListener) -> TcpStream {
-    soon(listener.accept()).await.expect("a connection").0
-}
-
-/// A UDP socket on the loopback.
-async fn datagrams() -> (UdpSocket, u16) {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
-        .await
-        .expect("a port");
-    let port = socket.local_addr().expect("an address").port();
-    (socket, port)
-}
-
-async fn hear(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
-    let mut buffer = vec![0; 2000];
-    let (length, from) = soon(socket.recv_from(&mut buffer)).await.expect("received");
-    buffer.truncate(length);
-    (buffer, from)
-}
-
-async fn read_all(stream: &mut TcpStream) -> Vec<u8> {
-    let mut read = Vec::new();
-    soon(stream.read_to_end(&mut read)).await.expect("received");
-    read
-}
-
-/// Bytes that show when they are misplaced.
-fn bytes(length: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8)
-        .collect()
-}
 
 #[tokio::test]
 async fn a_machine_ends_its_direction_and_still_receives() {
@@ -218,7 +89,7 @@ async fn who_refuses_or_resets_is_seen_by_the_other() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 
     drop(listener);
-    let refused = soon(world.machine.connect(SocketAddrV4::new(HERE, port))).await;
+    let refused = soon(world.machine.connect(SocketAddr::new(HERE.into(), port))).await;
     let error = refused.err().expect("refused");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     world.all_ended().await;
@@ -335,7 +206,7 @@ async fn datagrams_are_answered_from_where_they_were_sent() {
     let world = World::new(Some(way_out())).await;
     let (host, port) = datagrams().await;
     let (one, other) = (world.machine.udp(), world.machine.udp());
-    let to = SocketAddrV4::new(HERE, port);
+    let to = SocketAddr::new(HERE.into(), port);
     let mut sources = Vec::new();
     for (socket, text) in [
         (&one, &b"one"[..]),
@@ -372,14 +243,14 @@ async fn datagrams_are_answered_from_where_they_were_sent() {
     drop(host);
     one.send(to, b"nobody");
     let (from, message) = soon(one.receive_error()).await;
-    assert_eq!((from, message), (HERE, [3, 3]), "port unreachable");
+    assert_eq!((from, message), (HERE.into(), [3, 3]), "port unreachable");
 }
 
 #[tokio::test]
 async fn a_flow_too_many_replaces_the_one_that_was_idle_longest() {
     let world = World::new(Some(way_out())).await;
     let (host, port) = datagrams().await;
-    let to = SocketAddrV4::new(HERE, port);
+    let to = SocketAddr::new(HERE.into(), port);
     let most = 256;
     let sockets: Vec<_> = (0..=most).map(|_| world.machine.udp()).collect();
     let mut first = None;
@@ -398,17 +269,6 @@ async fn a_flow_too_many_replaces_the_one_that_was_idle_longest() {
     assert_ne!(Some(from), first);
 }
 
-/// A query for the addresses of a.example.
-const QUERY: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x01\0\x01";
-
-/// A response of this length.
-fn response(query: &[u8], length: usize) -> Vec<u8> {
-    let mut response = query.to_vec();
-    response[2] |= 0x80;
-    response.resize(length, 0);
-    response
-}
-
 #[tokio::test]
 async fn the_gateway_resolves_names_by_udp_and_tcp() {
     let (resolver, port) = datagrams().await;
@@ -424,17 +284,17 @@ async fn the_gateway_resolves_names_by_udp_and_tcp() {
     }))
     .await;
     assert_eq!(world.machine.lease().await.resolvers, [GATEWAY]);
-    let gateway = SocketAddrV4::new(GATEWAY, 53);
+    let gateway = SocketAddr::new(GATEWAY.into(), 53);
     let socket = world.machine.udp();
     for length in [100, 1472, 3000] {
         socket.send(gateway, QUERY);
         let (asked, from) = hear(&resolver).await;
         assert_eq!(asked, QUERY);
         // Made up by somebody else, who does not know the query.
-        let mut forged = response(QUERY, 50);
+        let mut forged = response(50);
         forged[0] ^= 1;
         resolver.send_to(&forged, from).await.expect("sent");
-        let answer = response(QUERY, length);
+        let answer = response(length);
         resolver.send_to(&answer, from).await.expect("sent");
         let (from, received) = soon(socket.receive()).await;
         assert_eq!(from, gateway);
@@ -463,9 +323,9 @@ async fn the_gateway_resolves_names_by_udp_and_tcp() {
 async fn names_that_nobody_resolves_are_not_answered() {
     let world = World::new(Some(way_out())).await;
     let socket = world.machine.udp();
-    socket.send(SocketAddrV4::new(GATEWAY, 53), QUERY);
+    socket.send(SocketAddr::new(GATEWAY.into(), 53), QUERY);
     assert!(timeout(QUIET, socket.receive()).await.is_err());
-    let refused = soon(world.machine.connect(SocketAddrV4::new(GATEWAY, 53))).await;
+    let refused = soon(world.machine.connect(SocketAddr::new(GATEWAY.into(), 53))).await;
     assert_eq!(
         refused.err().map(|error| error.kind()),
         Some(ErrorKind::ConnectionRefused)
@@ -479,10 +339,11 @@ async fn without_a_way_out_nothing_is_reached_or_announced() {
     assert_eq!((lease.router, lease.resolvers), (Some(GATEWAY), vec![]));
     let (listener, port) = listener().await;
     let (host, udp_port) = datagrams().await;
-    let connection = world.machine.connecting(SocketAddrV4::new(HERE, port));
+    let connection = world.machine.connecting(SocketAddr::new(HERE.into(), port));
     let socket = world.machine.udp();
-    for to in [HERE, own_address().unwrap_or(HERE)] {
-        socket.send(SocketAddrV4::new(to, udp_port), b"hello");
+    let here = HERE.into();
+    for to in [here, own_address(ELSEWHERE.into()).unwrap_or(here)] {
+        socket.send(SocketAddr::new(to, udp_port), b"hello");
     }
     let mut buffer = [0; 16];
     tokio::select! {
@@ -492,7 +353,7 @@ async fn without_a_way_out_nothing_is_reached_or_announced() {
     }
     assert_eq!(connection.state(), State::SynSent);
     // The gateway has no resolver, like no other service.
-    let refused = soon(world.machine.connect(SocketAddrV4::new(GATEWAY, 53))).await;
+    let refused = soon(world.machine.connect(SocketAddr::new(GATEWAY.into(), 53))).await;
     assert!(refused.is_err());
     let status = world.network.status().await.expect("a status");
     assert_eq!(status.way_out, hearth_switch::WayOutStatus::default());
@@ -515,13 +376,13 @@ async fn the_loopback_and_the_subnet_are_never_translated() {
     ] {
         // Each from a socket of its own: smoltcp keeps what it cannot send at the head of the queue.
         let socket = world.machine.udp();
-        socket.send(SocketAddrV4::new(to.into(), port), b"never");
+        socket.send(SocketAddr::new(to.into(), port), b"never");
     }
     let connection = world
         .machine
-        .connecting(SocketAddrV4::new(Ipv4Addr::LOCALHOST, tcp_port));
+        .connecting(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), tcp_port));
     // Frames are processed in order: what was sent before this would have been received before it.
-    socket.send(SocketAddrV4::new(HERE, port), b"by the alias");
+    socket.send(SocketAddr::new(HERE.into(), port), b"by the alias");
     let (heard, _) = hear(&everywhere).await;
     assert_eq!(heard, b"by the alias");
     assert!(timeout(QUIET, listener.accept()).await.is_err());
@@ -530,26 +391,16 @@ async fn the_loopback_and_the_subnet_are_never_translated() {
     assert_eq!((status.way_out.connections, status.way_out.flows), (0, 1));
 }
 
-/// The address with which this host would reach other networks. Nothing is sent.
-fn own_address() -> Option<Ipv4Addr> {
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    socket.connect((ELSEWHERE, 9)).ok()?;
-    match socket.local_addr().ok()?.ip() {
-        IpAddr::V4(address) if !address.is_loopback() => Some(address),
-        _ => None,
-    }
-}
-
 #[tokio::test]
 async fn the_network_of_the_host_is_reached() {
-    let Some(own) = own_address() else {
+    let Some(own) = own_address(ELSEWHERE.into()) else {
         eprintln!("skipped: this host has no address but those of its loopback");
         return;
     };
     let world = World::new(Some(way_out())).await;
     let listener = TcpListener::bind((own, 0)).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let to = SocketAddrV4::new(own, port);
+    let to = SocketAddr::new(own, port);
     let connection = soon(world.machine.connect(to)).await.expect("connected");
     let mut host = accept(&listener).await;
     soon(connection.send(b"hello")).await.expect("sent");
@@ -557,7 +408,7 @@ async fn the_network_of_the_host_is_reached() {
     assert_eq!(read_all(&mut host).await, b"hello");
 
     let socket = UdpSocket::bind((own, 0)).await.expect("a port");
-    let to = SocketAddrV4::new(own, socket.local_addr().expect("an address").port());
+    let to = SocketAddr::new(own, socket.local_addr().expect("an address").port());
     let machine = world.machine.udp();
     machine.send(to, b"hello");
     let (_, from) = hear(&socket).await;
@@ -587,7 +438,7 @@ async fn a_proxy_of_the_host_makes_the_connections() {
         ..way_out()
     }))
     .await;
-    let to = SocketAddrV4::new(ELSEWHERE, 443);
+    let to = SocketAddr::new(ELSEWHERE.into(), 443);
     let connection = world.machine.connecting(to);
     let mut host = accept(&proxy).await;
     let request = head(&mut host).await;
@@ -616,7 +467,9 @@ async fn a_proxy_of_the_host_makes_the_connections() {
     assert_eq!(read_all(&mut host).await, b"thanks");
     drop(host);
 
-    let refused = world.machine.connecting(SocketAddrV4::new(ELSEWHERE, 22));
+    let refused = world
+        .machine
+        .connecting(SocketAddr::new(ELSEWHERE.into(), 22));
     let mut host = accept(&proxy).await;
     assert!(!head(&mut host).await.contains("Authorization"));
     host.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n")
@@ -633,32 +486,22 @@ async fn a_proxy_of_the_host_makes_the_connections() {
     assert!(!log.contains("secret"), "{log}");
 }
 
-/// Whether this host allows ICMP sockets to its users.
-fn allows_pings() -> bool {
-    let flags = rustix::net::SocketFlags::CLOEXEC;
-    let (family, kind) = (
-        rustix::net::AddressFamily::INET,
-        rustix::net::SocketType::DGRAM,
-    );
-    rustix::net::socket_with(family, kind, flags, Some(rustix::net::ipproto::ICMP)).is_ok()
-}
-
 #[tokio::test]
 async fn pings_are_answered_where_the_host_allows_it() {
     let world = World::new(Some(way_out())).await;
     assert_eq!(
-        soon(world.machine.ping(GATEWAY, b"gateway")).await,
+        soon(world.machine.ping(GATEWAY.into(), b"gateway")).await,
         b"gateway"
     );
     let log = || std::fs::read_to_string(world.network.log()).expect("a log");
-    if allows_pings() {
+    if allows_pings(HERE.into()) {
         for data in [&b"hello"[..], &bytes(1400)] {
-            assert_eq!(soon(world.machine.ping(HERE, data)).await, data);
+            assert_eq!(soon(world.machine.ping(HERE.into(), data)).await, data);
         }
         return;
     }
     for _ in 0..2 {
-        let ping = timeout(QUIET, world.machine.ping(HERE, b"hello"));
+        let ping = timeout(QUIET, world.machine.ping(HERE.into(), b"hello"));
         assert!(ping.await.is_err(), "answered without an ICMP socket");
     }
     assert_eq!(log().matches("ping_group_range").count(), 1, "{}", log());

@@ -2,7 +2,10 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl};
+use smoltcp::wire::{
+    Icmpv4Message, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, NdiscNeighborFlags,
+    NdiscRepr, TcpControl,
+};
 
 use super::*;
 use crate::packets;
@@ -94,6 +97,87 @@ fn who_asks_for_the_gateway_is_told() {
     // Others answer for themselves.
     assert!(super::tests::replies(&mut gateway(), ask(GUEST)).is_empty());
     assert!(super::tests::replies(&mut gateway(), ask(Ipv4Addr::new(10, 98, 0, 11))).is_empty());
+}
+
+const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 0x10);
+
+/// A message of the guest, to the group of all who may have `target`.
+fn icmp6(from: Ipv6Addr, target: Ipv6Addr, message: &Icmpv6Repr<'_>) -> Vec<u8> {
+    let [.., a, b, c] = target.octets();
+    let (high, low) = (0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, high, low);
+    let mut bytes = vec![0; message.buffer_len()];
+    message.emit(
+        &from,
+        &group,
+        &mut Icmpv6Packet::new_unchecked(&mut bytes[..]),
+        &phy::ChecksumCapabilities::default(),
+    );
+    let mut frame = packets::ip(GUEST_MAC, from, group, IpProtocol::Icmpv6, &bytes);
+    frame[..6].copy_from_slice(&[0x33, 0x33, 0xff, a, b, c]);
+    Ipv6Packet::new_unchecked(&mut frame[HEADER..]).set_hop_limit(255);
+    frame
+}
+
+#[test]
+fn who_solicits_the_gateway_is_told() {
+    let options = NetworkOptions::default();
+    let ask = |from: Ipv6Addr, target_addr: Ipv6Addr| {
+        let lladdr = (!from.is_unspecified()).then(|| EthernetAddress(GUEST_MAC).into());
+        #[rustfmt::skip]
+        let ask = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr });
+        icmp6(from, target_addr, &ask)
+    };
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    for target in [options.gateway6, GATEWAY_LINK_LOCAL] {
+        for (from, to, mac) in [
+            (GUEST6, GUEST6, GUEST_MAC),
+            (Ipv6Addr::UNSPECIFIED, all, [0x33, 0x33, 0, 0, 0, 1]),
+        ] {
+            let replies = replies(&mut gateway(), ask(from, target));
+            assert_eq!(replies.len(), 1);
+            let ethernet = EthernetFrame::new_checked(&replies[0]).expect("a frame");
+            assert_eq!(ethernet.dst_addr().0, mac);
+            let packet = Ipv6Packet::new_checked(ethernet.payload()).expect("IPv6");
+            assert_eq!((packet.src_addr(), packet.dst_addr()), (target, to));
+            assert_eq!(packet.hop_limit(), 255);
+            let icmp = Icmpv6Packet::new_checked(packet.payload()).expect("ICMPv6");
+            let checksums = phy::ChecksumCapabilities::default();
+            let Ok(Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                flags,
+                target_addr,
+                lladdr,
+            })) = Icmpv6Repr::parse(&target, &to, &icmp, &checksums)
+            else {
+                panic!("of another kind");
+            };
+            assert_eq!(target_addr, target);
+            assert_eq!(lladdr, Some(EthernetAddress(GATEWAY_MAC.0).into()));
+            let is_answer = flags.contains(NdiscNeighborFlags::SOLICITED);
+            assert_eq!(is_answer, from == GUEST6);
+        }
+    }
+    // Others answer for themselves, and a router has forwarded the last one.
+    let mut forwarded = ask(GUEST6, options.gateway6);
+    Ipv6Packet::new_unchecked(&mut forwarded[HEADER..]).set_hop_limit(254);
+    let other = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 0x11);
+    for unanswered in [ask(GUEST6, GUEST6), ask(GUEST6, other), forwarded] {
+        assert!(replies(&mut gateway(), unanswered).is_empty());
+    }
+}
+
+#[test]
+fn what_machines_say_to_groups_is_neither_answered_nor_routed() {
+    let repr = Icmpv6Repr::EchoRequest {
+        ident: 3,
+        seq_no: 4,
+        data: b"all",
+    };
+    for way_out in [None, Some(WayOut::default())] {
+        let target = NetworkOptions::default().gateway6;
+        let frame = icmp6(GUEST6, target, &repr);
+        assert!(replies(&mut gateway_with(way_out), frame).is_empty());
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Forwarding of host connections to a machine's TCP ports.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -122,8 +122,8 @@ async fn carry(
         return;
     };
     let ends = Ends {
-        from: SocketAddrV4::new(shared.options.gateway, port),
-        to: SocketAddrV4::new(address, guest),
+        from: SocketAddr::new(shared.options.gateway.into(), port),
+        to: SocketAddr::new(address.into(), guest),
         mac: mac.0,
     };
     let way = WayTo::new(&shared.fabric, machine.port);

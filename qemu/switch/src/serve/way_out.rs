@@ -11,11 +11,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Instant;
 
+use rustix::io::Errno;
+
 use super::Shared;
 use crate::Mac;
 use crate::way_out::proxy::{Proxies, ProxySettings};
 use crate::way_out::resolvers::Resolvers;
-use crate::way_out::{Flow, Flows, Limits, Outgoing, Quota, Unreachable, WayOut};
+use crate::way_out::{Flow, Flows, Limits, Outgoing, Quota, Unreachable, WayOut, unreachable};
 use datagrams::Session;
 
 /// Limits of flows of UDP and echo requests. Each has a socket and a small buffer.
@@ -38,6 +40,8 @@ pub(super) struct Sockets {
     queries: RefCell<Quota>,
     /// The host allows no ICMP sockets, which the log says once.
     no_pings: Cell<bool>,
+    /// The host does not reach IPv6 networks, which the log says once.
+    no_ipv6: Cell<bool>,
     /// The proxy has refused a connection, which the log says once.
     proxy_refused: Cell<bool>,
 }
@@ -59,6 +63,7 @@ impl Sockets {
             sessions: RefCell::new(Flows::new(FLOWS)),
             queries: RefCell::new(Quota::new(QUERIES)),
             no_pings: Cell::new(false),
+            no_ipv6: Cell::new(false),
             proxy_refused: Cell::new(false),
         }
     }
@@ -107,10 +112,37 @@ fn any_for(target: SocketAddr) -> SocketAddr {
     SocketAddr::new(address, 0)
 }
 
+/// What the gateway tells the machine when a flow's packets do not arrive. `start` as in [`unreachable()`].
+fn report(shared: &Shared, flow: &Flow, error: &io::Error, start: Option<[u8; 8]>) {
+    let Some(why) = reason(flow, error) else {
+        return;
+    };
+    if why == Unreachable::Network && flow.remote.is_ipv6() {
+        warn_of_ipv6(shared);
+    }
+    let router = shared.options.gateway_for(flow.machine.ip());
+    if let Some(frame) = unreachable(flow, router, why, start) {
+        deliver(shared, flow, &frame);
+    }
+}
+
+/// Says once that the host has no IPv6.
+fn warn_of_ipv6(shared: &Shared) {
+    let sockets = shared.sockets.as_ref();
+    if sockets.is_some_and(|sockets| !sockets.no_ipv6.replace(true)) {
+        tracing::warn!(
+            "this host has no route to IPv6 networks: what machines send there is refused as unreachable"
+        );
+    }
+}
+
 /// What a router would tell of this error; nothing about what only concerns this process.
-fn reason(error: &io::Error) -> Option<Unreachable> {
+fn reason(flow: &Flow, error: &io::Error) -> Option<Unreachable> {
     match error.kind() {
         ErrorKind::NetworkUnreachable => Some(Unreachable::Network),
+        // A host without an IPv6 address, and a kernel without IPv6. With IPv4, it is ports that are missing.
+        ErrorKind::AddrNotAvailable if flow.remote.is_ipv6() => Some(Unreachable::Network),
+        _ if Errno::from_io_error(error) == Some(Errno::AFNOSUPPORT) => Some(Unreachable::Network),
         ErrorKind::HostUnreachable | ErrorKind::NetworkDown => Some(Unreachable::Host),
         ErrorKind::ConnectionRefused => Some(Unreachable::Port),
         ErrorKind::PermissionDenied => Some(Unreachable::Prohibited),

@@ -74,8 +74,8 @@ async fn an_end_is_repeated_whatever_was_acknowledged_before() {
     let address = listener.local_addr().expect("an address");
     let (host, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let ends = Ends {
-        from: SocketAddrV4::new(REMOTE.0, REMOTE.1),
-        to: SocketAddrV4::new(MACHINE.0, MACHINE.1),
+        from: REMOTE.into(),
+        to: MACHINE.into(),
         mac: MAC,
     };
     let (inbox, sent) = (Inbox::default(), Sent::default());

@@ -31,7 +31,7 @@ impl Policy {
     pub(super) fn may_send(&self, from: IpAddr) -> bool {
         match from {
             IpAddr::V4(from) => self.options.may_have(from),
-            IpAddr::V6(_) => false,
+            IpAddr::V6(from) => self.options.may_have6(from),
         }
     }
 
@@ -47,7 +47,7 @@ impl Policy {
     fn is_outside(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => is_unicast_v4(address) && !self.options.is_inside(address),
-            IpAddr::V6(address) => is_unicast_v6(address),
+            IpAddr::V6(address) => is_unicast_v6(address) && !self.options.is_inside6(address),
         }
     }
 }
@@ -110,6 +110,9 @@ mod tests {
             "ff02::1",
             "2002:7f00:1::1",
             "64:ff9b::7f00:1",
+            "fd68:6561:7274::1",
+            "fd68:6561:7274::10",
+            "fd68:6561:7274::ffff:ffff:ffff:ffff",
         ] {
             assert!(!reaches(&policy, address), "{address}");
         }
@@ -122,6 +125,7 @@ mod tests {
             "223.255.255.1",
             "2001:db8::1",
             "fd00::1",
+            "fd68:6561:7274:1::1",
         ] {
             assert!(reaches(&policy, address), "{address}");
         }
@@ -140,7 +144,7 @@ mod tests {
             Some(Target::Outside("192.0.2.2:80".parse().expect("an address")))
         );
         assert_eq!(policy.bad_alias(), None);
-        for wrong in ["10.98.0.7", "127.0.0.1", "224.0.0.1"] {
+        for wrong in ["10.98.0.7", "127.0.0.1", "224.0.0.1", "fd68:6561:7274::7"] {
             let policy = self::policy(&[(wrong, "127.0.0.1")]);
             assert_eq!(policy.bad_alias(), wrong.parse().ok());
         }

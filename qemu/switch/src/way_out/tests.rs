@@ -1,6 +1,6 @@
 //! The router by the packets of machines; `packet::tests` has their form.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{IpProtocol, TcpControl, UdpPacket, UdpRepr};
@@ -13,6 +13,8 @@ const MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
 const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const MACHINE6: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 0x10);
+const REMOTE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
 fn router() -> Router {
     let way_out = WayOut {
@@ -25,7 +27,7 @@ fn router() -> Router {
     Router::new(&NetworkOptions::default(), &way_out)
 }
 
-fn tcp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), control: TcpControl, ack: bool) -> Vec<u8> {
+fn tcp<A: Into<IpAddr>>(from: (A, u16), to: (A, u16), control: TcpControl, ack: bool) -> Vec<u8> {
     packets::tcp(MAC, from, to, control, ack)
 }
 
@@ -33,7 +35,8 @@ fn syn(from: u16, to: Ipv4Addr, port: u16) -> Vec<u8> {
     tcp((MACHINE, from), (to, port), TcpControl::Syn, false)
 }
 
-fn udp(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
+fn udp(from: impl Into<IpAddr>, to: impl Into<IpAddr>, port: u16) -> Vec<u8> {
+    let (from, to) = (from.into(), to.into());
     let repr = UdpRepr {
         src_port: 5000,
         dst_port: port,
@@ -103,7 +106,7 @@ fn the_gateway_is_a_resolver_and_nothing_else_of_the_host() {
         [224, 0, 0, 1],
         [169, 254, 0, 1],
     ] {
-        for frame in [udp(MACHINE, to.into(), 53), syn(4000, to.into(), 53)] {
+        for frame in [udp(MACHINE, to, 53), syn(4000, to.into(), 53)] {
             assert!(matches!(router.take(frame), Verdict::Done), "{to:?}");
         }
     }
@@ -134,8 +137,56 @@ fn only_addresses_of_machines_are_translated() {
         [10, 98, 0, 255],
         [10, 98, 0, 1],
     ] {
-        let verdict = router().take(udp(from.into(), REMOTE, 123));
+        let verdict = router().take(udp(from, REMOTE, 123));
         assert!(matches!(verdict, Verdict::Done), "{from:?}");
+    }
+}
+
+#[test]
+fn ipv6_is_routed_by_the_same_rules() {
+    let syn =
+        |from: Ipv6Addr, to: Ipv6Addr, port| tcp((from, 4000), (to, port), TcpControl::Syn, false);
+    let mut router = router();
+    let Verdict::Outgoing(Outgoing::Connect { flow, target, .. }) =
+        router.take(syn(MACHINE6, REMOTE6, 80))
+    else {
+        panic!("no connection");
+    };
+    let remote = SocketAddr::new(REMOTE6.into(), 80);
+    assert_eq!((flow.remote, target), (remote, Target::Outside(remote)));
+    let gateway = NetworkOptions::default().gateway6;
+    let asked = router.take(udp(MACHINE6, gateway, 53));
+    assert!(matches!(asked, Verdict::Outgoing(Outgoing::Query { .. })));
+    let asked = router.take(syn(MACHINE6, gateway, 53));
+    let Verdict::Outgoing(Outgoing::Connect { target, .. }) = asked else {
+        panic!("no connection");
+    };
+    assert_eq!(target, Target::Resolvers);
+    for to in [gateway, crate::GATEWAY_LINK_LOCAL] {
+        for frame in [udp(MACHINE6, to, 123), syn(MACHINE6, to, 80)] {
+            assert!(matches!(router.take(frame), Verdict::Ours(_)), "{to}");
+        }
+    }
+    let refused = [
+        ("fd68:6561:7274::10", "::1"),
+        ("fd68:6561:7274::10", "::ffff:127.0.0.1"),
+        ("fd68:6561:7274::10", "fe80::1"),
+        ("fd68:6561:7274::10", "ff02::1"),
+        ("fd68:6561:7274::10", "fd68:6561:7274::11"),
+        ("fe80::10", "2001:db8::1"),
+        ("::", "2001:db8::1"),
+        ("2001:db8::2", "2001:db8::1"),
+        ("fd68:6561:7274::1", "2001:db8::1"),
+        ("fd68:6561:7274:1::10", "2001:db8::1"),
+    ];
+    for (from, to) in refused {
+        let parse = |text: &str| text.parse::<Ipv6Addr>().unwrap();
+        for frame in [
+            udp(parse(from), parse(to), 123),
+            syn(parse(from), parse(to), 80),
+        ] {
+            assert!(matches!(router.take(frame), Verdict::Done), "{from} {to}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +11,9 @@ use hearth_switch::Mac;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::socket::{dhcpv4, icmp, tcp, udp};
-use smoltcp::wire::{EthernetAddress, Icmpv4Packet, Icmpv4Repr, IpAddress, IpCidr, IpEndpoint};
+use smoltcp::wire::{
+    EthernetAddress, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, IpCidr, Ipv6Cidr,
+};
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
@@ -137,7 +139,7 @@ impl Stack {
                 resolvers: config.dns_servers.to_vec(),
             });
             self.interface.update_ip_addrs(|addresses| {
-                addresses.clear();
+                addresses.retain(|address| matches!(address, IpCidr::Ipv6(_)));
                 addresses
                     .push(IpCidr::Ipv4(config.address))
                     .expect("room for one");
@@ -182,16 +184,28 @@ impl Client {
         self.shared.until(|stack| stack.lease.clone()).await
     }
 
+    /// Gives the machine an IPv6 address, of a subnet of 64 bits, and a router.
+    pub(crate) fn configure6(&self, address: Ipv6Addr, router: Ipv6Addr) {
+        self.shared.now(|stack| {
+            stack.interface.update_ip_addrs(|addresses| {
+                let cidr = IpCidr::Ipv6(Ipv6Cidr::new(address, 64));
+                addresses.push(cidr).expect("room");
+            });
+            let routes = stack.interface.routes_mut();
+            routes.add_default_ipv6_route(router).expect("room for one");
+        });
+    }
+
     /// Begins a connection.
-    pub(crate) fn connecting(&self, to: SocketAddrV4) -> Connection {
+    pub(crate) fn connecting(&self, to: SocketAddr) -> Connection {
         let handle = self.shared.now(|stack| {
             let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
             let mut socket = tcp::Socket::new(buffer(), buffer());
             socket.set_nagle_enabled(false);
             // Makes smoltcp repeat an end, which it may otherwise stop to do when segments are lost.
             socket.set_keep_alive(Some(smoltcp::time::Duration::from_secs(1)));
-            let (remote, local) = (endpoint(to), stack.port());
-            let connected = socket.connect(stack.interface.context(), remote, local);
+            let local = stack.port();
+            let connected = socket.connect(stack.interface.context(), to, local);
             connected.expect("a route");
             stack.sockets.add(socket)
         });
@@ -202,7 +216,7 @@ impl Client {
     }
 
     /// Makes a connection.
-    pub(crate) async fn connect(&self, to: SocketAddrV4) -> io::Result<Connection> {
+    pub(crate) async fn connect(&self, to: SocketAddr) -> io::Result<Connection> {
         let connection = self.connecting(to);
         let state = connection.socket(|socket| match socket.state() {
             state if is_opening(state) => None,
@@ -234,42 +248,68 @@ impl Client {
     }
 
     /// Sends an echo request, and waits for its reply.
-    pub(crate) async fn ping(&self, to: Ipv4Addr, data: &[u8]) -> Vec<u8> {
+    pub(crate) async fn ping(&self, to: IpAddr, data: &[u8]) -> Vec<u8> {
         let ident = 0x1234;
-        let request = Icmpv4Repr::EchoRequest {
-            ident,
-            seq_no: 1,
-            data,
-        };
         let handle = self.shared.now(|stack| {
             let mut socket = icmp_socket();
             socket.bind(icmp::Endpoint::Ident(ident)).expect("free");
-            let bytes = socket.send(request.buffer_len(), to.into()).expect("room");
-            let mut packet = Icmpv4Packet::new_unchecked(bytes);
-            request.emit(&mut packet, &ChecksumCapabilities::default());
+            let bytes = socket.send(8 + data.len(), to.into()).expect("room");
+            echo_request(to, ident, data, bytes);
             stack.sockets.add(socket)
         });
         self.shared
             .until(|stack| {
                 let socket = stack.sockets.get_mut::<icmp::Socket<'_>>(handle);
                 let (bytes, from) = socket.recv().ok()?;
-                assert_eq!(from, IpAddress::from(to));
-                let packet = Icmpv4Packet::new_checked(bytes).expect("ICMP");
-                match Icmpv4Repr::parse(&packet, &ChecksumCapabilities::default()) {
-                    Ok(Icmpv4Repr::EchoReply { data, .. }) => Some(data.to_vec()),
-                    other => panic!("expected an echo reply, got {other:?}"),
-                }
+                assert_eq!(IpAddr::from(from), to);
+                Some(echoed(to, bytes).to_vec())
             })
             .await
     }
 }
 
-fn is_opening(state: tcp::State) -> bool {
-    matches!(state, tcp::State::SynSent | tcp::State::SynReceived)
+/// Writes an echo request. The stack computes the checksum.
+fn echo_request(to: IpAddr, ident: u16, data: &[u8], bytes: &mut [u8]) {
+    let (checksums, seq_no) = (ChecksumCapabilities::default(), 1);
+    match to {
+        IpAddr::V4(_) => {
+            let mut packet = Icmpv4Packet::new_unchecked(bytes);
+            #[rustfmt::skip]
+            let request = Icmpv4Repr::EchoRequest { ident, seq_no, data };
+            request.emit(&mut packet, &checksums);
+        }
+        IpAddr::V6(to) => {
+            let mut packet = Icmpv6Packet::new_unchecked(bytes);
+            #[rustfmt::skip]
+            let request = Icmpv6Repr::EchoRequest { ident, seq_no, data };
+            request.emit(&Ipv6Addr::UNSPECIFIED, &to, &mut packet, &checksums);
+        }
+    }
 }
 
-fn endpoint(address: SocketAddrV4) -> IpEndpoint {
-    IpEndpoint::new((*address.ip()).into(), address.port())
+/// The data of an echo reply.
+fn echoed(from: IpAddr, bytes: &[u8]) -> &[u8] {
+    let checksums = ChecksumCapabilities::ignored();
+    match from {
+        IpAddr::V4(_) => {
+            let packet = Icmpv4Packet::new_checked(bytes).expect("ICMP");
+            match Icmpv4Repr::parse(&packet, &checksums) {
+                Ok(Icmpv4Repr::EchoReply { data, .. }) => data,
+                other => panic!("expected an echo reply, got {other:?}"),
+            }
+        }
+        IpAddr::V6(from) => {
+            let packet = Icmpv6Packet::new_checked(bytes).expect("ICMPv6");
+            match Icmpv6Repr::parse(&from, &from, &packet, &checksums) {
+                Ok(Icmpv6Repr::EchoReply { data, .. }) => data,
+                other => panic!("expected an echo reply, got {other:?}"),
+            }
+        }
+    }
+}
+
+fn is_opening(state: tcp::State) -> bool {
+    matches!(state, tcp::State::SynSent | tcp::State::SynReceived)
 }
 
 fn icmp_socket() -> icmp::Socket<'static> {
@@ -364,35 +404,32 @@ pub(crate) struct Datagrams {
 }
 
 impl Datagrams {
-    pub(crate) fn send(&self, to: SocketAddrV4, bytes: &[u8]) {
+    pub(crate) fn send(&self, to: SocketAddr, bytes: &[u8]) {
         self.shared.now(|stack| {
             let socket = stack.sockets.get_mut::<udp::Socket<'_>>(self.udp);
-            socket.send_slice(bytes, endpoint(to)).expect("room");
+            socket.send_slice(bytes, to).expect("room");
         });
     }
 
     /// A datagram and its source.
-    pub(crate) async fn receive(&self) -> (SocketAddrV4, Vec<u8>) {
+    pub(crate) async fn receive(&self) -> (SocketAddr, Vec<u8>) {
         self.shared
             .until(|stack| {
                 let socket = stack.sockets.get_mut::<udp::Socket<'_>>(self.udp);
                 let (bytes, from) = socket.recv().ok()?;
-                let IpAddress::Ipv4(address) = from.endpoint.addr;
-                Some((
-                    SocketAddrV4::new(address, from.endpoint.port),
-                    bytes.to_vec(),
-                ))
+                let from = SocketAddr::new(from.endpoint.addr.into(), from.endpoint.port);
+                Some((from, bytes.to_vec()))
             })
             .await
     }
 
     /// The source and the type and code of an ICMP message about what was sent.
-    pub(crate) async fn receive_error(&self) -> (Ipv4Addr, [u8; 2]) {
+    pub(crate) async fn receive_error(&self) -> (IpAddr, [u8; 2]) {
         self.shared
             .until(|stack| {
                 let socket = stack.sockets.get_mut::<icmp::Socket<'_>>(self.icmp);
-                let (bytes, IpAddress::Ipv4(from)) = socket.recv().ok()?;
-                Some((from, [bytes[0], bytes[1]]))
+                let (bytes, from) = socket.recv().ok()?;
+                Some((from.into(), [bytes[0], bytes[1]]))
             })
             .await
     }

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod client;
+pub(crate) mod world;
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;

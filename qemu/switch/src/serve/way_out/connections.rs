@@ -1,7 +1,7 @@
 //! Outgoing TCP connections: directly, through a proxy, or to a resolver.
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,9 @@ use super::super::Shared;
 use super::super::links::WayTo;
 use super::Sockets;
 use crate::Mac;
-use crate::fabric::HEADER;
 use crate::tunnel::{self, Ends, Opener};
 use crate::way_out::proxy::{self, MAX_HEAD, Proxy};
-use crate::way_out::{Flow, Target, unreachable};
+use crate::way_out::{Flow, Target, start_of_payload};
 use crate::wire::{Inbox, refuse};
 
 /// Bound for the remote host to accept: as long as Linux tries. The machine waits as long as its own bound.
@@ -65,9 +64,6 @@ async fn carry(
     syn: Vec<u8>,
     inbox: &Inbox,
 ) -> Option<tunnel::End> {
-    let (SocketAddr::V4(remote), SocketAddr::V4(machine)) = (flow.remote, flow.machine) else {
-        return None;
-    };
     let port = shared.port_of(Mac(flow.mac))?;
     if let Err(error) = host.set_nodelay(true) {
         tracing::debug!(%error, "cannot disable Nagle's algorithm for an outgoing connection");
@@ -79,8 +75,8 @@ async fn carry(
     // The machine has repeated its request, and nothing else.
     inbox.clear();
     let ends = Ends {
-        from: SocketAddrV4::new(*remote.ip(), remote.port()),
-        to: SocketAddrV4::new(*machine.ip(), machine.port()),
+        from: flow.remote,
+        to: flow.machine,
         mac: flow.mac,
     };
     let way = WayTo::new(&shared.fabric, port);
@@ -95,24 +91,13 @@ fn answer(shared: &Shared, flow: &Flow, syn: Vec<u8>, error: &io::Error) {
         error.kind(),
         ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
     );
-    let frames = match (refused, super::reason(error)) {
-        (true, _) => refuse(syn, shared.clock.at(Instant::now())),
-        (false, None) => Vec::new(),
-        (false, Some(why)) => {
-            let start = start_of_segment(&syn);
-            let frame = unreachable(flow, shared.options.gateway, why, start);
-            frame.into_iter().collect()
-        }
-    };
-    for frame in frames {
+    if !refused {
+        // Ports and sequence number.
+        return super::report(shared, flow, error, start_of_payload(&syn));
+    }
+    for frame in refuse(syn, shared.clock.at(Instant::now())) {
         super::deliver(shared, flow, &frame);
     }
-}
-
-/// Ports and sequence number.
-fn start_of_segment(frame: &[u8]) -> Option<[u8; 8]> {
-    let header = usize::from(frame.get(HEADER)? & 0x0f) * 4;
-    frame.get(HEADER + header..)?.first_chunk().copied()
 }
 
 async fn connect(shared: &Shared, target: Target) -> io::Result<TcpStream> {
@@ -167,19 +152,4 @@ async fn read_head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
         head.push(stream.read_u8().await?);
     }
     Ok(head)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_segment_starts_after_the_options_of_its_packet() {
-        let mut frame = vec![0; HEADER];
-        frame.push(0x46);
-        frame.extend([0; 23]);
-        frame.extend(1..=20);
-        assert_eq!(start_of_segment(&frame), Some([1, 2, 3, 4, 5, 6, 7, 8]));
-        assert_eq!(start_of_segment(&frame[..HEADER + 30]), None);
-    }
 }

@@ -3,7 +3,7 @@
 //! An ICMP socket is used like one of UDP: the kernel gives it an identifier of its own, as it gives the other a port.
 
 use std::cell::Cell;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use tokio::time::sleep_until;
 
 use super::super::Shared;
 use super::Sockets;
-use crate::way_out::{Flow, Protocol, reply, too_large, unreachable};
+use crate::way_out::{Flow, Protocol, reply, too_large};
 
 /// The time after which a flow of UDP ends that carries nothing: the minimum for address translation (RFC 4787, REQ-5).
 const UDP_IDLE: Duration = Duration::from_secs(120);
@@ -55,7 +55,7 @@ pub(super) fn send(shared: &Rc<Shared>, flow: Flow, target: SocketAddr, payload:
         Ok(session) => session,
         Err(OpenError::NoPings) => return warn_of_pings(sockets),
         Err(OpenError::System(error)) => {
-            if super::reason(&error).is_none() {
+            if super::reason(&flow, &error).is_none() {
                 tracing::warn!(to = %flow.remote, %error, "cannot open a socket for a machine");
             }
             return report(shared, &flow, &error);
@@ -108,13 +108,12 @@ fn udp_socket(target: SocketAddr) -> io::Result<StdUdpSocket> {
 }
 
 fn icmp_socket(target: SocketAddr) -> Result<StdUdpSocket, OpenError> {
-    if target.is_ipv6() {
-        // The messages of ICMPv6 are others.
-        return Err(OpenError::System(ErrorKind::Unsupported.into()));
-    }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let protocol = Some(ipproto::ICMP);
-    match socket_with(AddressFamily::INET, SocketType::DGRAM, flags, protocol) {
+    let (family, protocol) = match target {
+        SocketAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
+        SocketAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
+    };
+    match socket_with(family, SocketType::DGRAM, flags, Some(protocol)) {
         Ok(socket) => Ok(socket.into()),
         Err(Errno::ACCESS | Errno::PERM) => Err(OpenError::NoPings),
         Err(error) => Err(OpenError::System(error.into())),
@@ -156,7 +155,7 @@ fn pass_on(shared: &Shared, flow: &Flow, payload: &[u8]) {
     match reply(flow, payload) {
         Some(frame) => super::deliver(shared, flow, &frame),
         None => {
-            let too_large = too_large(flow.protocol, payload);
+            let too_large = too_large(flow, payload);
             tracing::debug!(from = %flow.remote, to = %flow.machine, too_large, "dropped a datagram");
         }
     }
@@ -175,9 +174,5 @@ fn warn_of_pings(sockets: &Sockets) {
 /// Tells the machine what a router would.
 fn report(shared: &Shared, flow: &Flow, error: &io::Error) {
     tracing::debug!(from = %flow.machine, to = %flow.remote, %error, "a datagram does not arrive");
-    let frame =
-        super::reason(error).and_then(|why| unreachable(flow, shared.options.gateway, why, None));
-    if let Some(frame) = frame {
-        super::deliver(shared, flow, &frame);
-    }
+    super::report(shared, flow, error, None);
 }

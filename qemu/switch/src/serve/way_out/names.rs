@@ -71,7 +71,7 @@ async fn answer_of(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Gives the machine the answer; one that does not fit into a packet makes it ask over TCP.
 fn give(shared: &Shared, flow: &Flow, answer: Vec<u8>) {
-    let answer = match too_large(flow.protocol, &answer) {
+    let answer = match too_large(flow, &answer) {
         true => dns::truncated(&answer),
         false => Some(answer),
     };
