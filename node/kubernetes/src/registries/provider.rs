@@ -5,15 +5,19 @@
 //! image's registry. Both are JSON of `credentialprovider.kubelet.k8s.io/v1`. Nothing is kept by the
 //! kubelet, so that a change holds for the next pull.
 //!
+//! The kubelet asks only for registries that its configuration names, by patterns for names but not for ports. So it is
+//! restarted when there are credentials for a registry with another port than before; pods are not affected.
+//!
 //! The program is `/init` under the name [`NAME`]; its argument is the file with the credentials.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hearth_api::registries::{Credential, Registry};
+use hearth_api::v1::KubernetesConfiguration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -22,7 +26,8 @@ pub const NAME: &str = "registry-credentials";
 const API: &str = "credentialprovider.kubelet.k8s.io/v1";
 /// Larger requests are refused: an image's name has at most a few hundred bytes.
 const MAX_REQUEST_SIZE: u64 = 64 << 10;
-/// Registries of any name: a pattern matches names with as many parts as it has itself, and any port.
+/// Registries of any name, without a port: a pattern matches names with as many parts as it has itself, and with the
+/// same port.
 const ALL_REGISTRIES: [&str; 8] = [
     "*",
     "*.*",
@@ -58,15 +63,30 @@ pub(crate) fn stored(credentials: &[Credential]) -> String {
     json!(all).to_string()
 }
 
-/// The kubelet's configuration of this provider.
-pub(crate) fn configuration(folder: &Path) -> Json {
+/// The ports of registries for which there are credentials. The kubelet asks for credentials of registries with a port
+/// only if its configuration names this port.
+pub(crate) fn ports(settings: &KubernetesConfiguration) -> BTreeSet<u16> {
+    let credentials = settings.registry_credentials.iter();
+    let credentials = credentials.filter_map(|text| text.parse::<Credential>().ok());
+    let port = |one: Credential| one.registry.as_str().split_once(':')?.1.parse().ok();
+    credentials.filter_map(port).collect()
+}
+
+/// The kubelet's configuration of this provider, for registries without a port and with these ones.
+pub(crate) fn configuration(folder: &Path, ports: &BTreeSet<u16>) -> Json {
+    let with_ports = ports.iter().flat_map(|port| {
+        let patterns = ALL_REGISTRIES.iter();
+        patterns.map(move |pattern| format!("{pattern}:{port}"))
+    });
+    let all = ALL_REGISTRIES.iter().map(|&pattern| pattern.to_owned());
+    let images: Vec<String> = all.chain(with_ports).collect();
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1",
         "kind": "CredentialProviderConfig",
         "providers": [{
             "name": NAME,
             "apiVersion": API,
-            "matchImages": ALL_REGISTRIES,
+            "matchImages": images,
             "defaultCacheDuration": "0s",
             "args": [file(folder)],
         }],
@@ -168,6 +188,28 @@ mod tests {
         ] {
             assert_eq!(auth(image), json!({}), "{image}");
         }
+    }
+
+    #[test]
+    fn the_kubelet_asks_for_registries_with_the_ports_of_the_credentials() {
+        let credentials = [
+            "docker.io=anna:secret",
+            "registry.example:5000=bert:other",
+            "192.0.2.1:5000=bert:other",
+            "192.0.2.1:443=bert:other",
+            "of a newer release",
+        ];
+        let ports = ports(&KubernetesConfiguration {
+            registry_credentials: credentials.map(str::to_owned).to_vec(),
+            ..KubernetesConfiguration::default()
+        });
+        assert_eq!(Vec::from_iter(ports.clone()), [443, 5000]);
+        let all = configuration(Path::new("/f"), &ports);
+        let images = all["providers"][0]["matchImages"].as_array().unwrap();
+        for pattern in ["*", "*.*.*.*", "*.*:5000", "*.*.*.*:443"] {
+            assert!(images.contains(&json!(pattern)), "{pattern}");
+        }
+        assert_eq!(images.len(), 3 * ALL_REGISTRIES.len());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! A kubelet creates its Node when it starts, and not again. So if its Node is deleted, by hand or
 //! by a controller with an older view of the cluster, the kubelet is restarted as well.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -70,6 +71,8 @@ struct Facts {
     network: Option<PodNetwork>,
     /// Whether this node is a controller as well.
     controller: bool,
+    /// The ports of registries for which there are credentials.
+    registry_ports: BTreeSet<u16>,
 }
 
 /// Runs the kubelet.
@@ -79,6 +82,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let mut networks = parts.pod_network.watch();
     let mut addresses = parts.address.watch();
     let mut all_roles = parts.local_roles.watch();
+    let mut settings = parts.settings.value().watch();
     let known = async {
         let name = parts.member.watch().next().await?.own.node().to_string();
         let mut imported = worker.imported.watch();
@@ -90,11 +94,13 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         let address = addresses.next().await?;
         let client = clients.next().await?;
         let controller = is_controller(&all_roles.next().await?);
+        let registry_ports = provider::ports(&*settings.next().await?);
         let facts = Facts {
             name,
             address,
             network,
             controller,
+            registry_ports,
         };
         Ok::<_, Failure>((facts, client))
     };
@@ -123,6 +129,9 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
             }
             other = all_roles.wait_for(|roles| is_controller(roles) != facts.controller) => {
                 other.map(|_| "the node's roles have changed")
+            }
+            other = settings.wait_for(|now| provider::ports(now) != facts.registry_ports) => {
+                other.map(|_| "there are credentials for registries with other ports")
             }
         }
     };
@@ -173,16 +182,16 @@ impl Worker {
         reserve.keep_memory();
         let content = configuration(root, facts, reserve);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
-        self.provide_credentials()?;
+        self.provide_credentials(&facts.registry_ports)?;
         Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
     }
 }
 
 impl Worker {
     /// Writes the configuration of the credential provider, and makes this binary one.
-    fn provide_credentials(&self) -> Result<(), Failure> {
+    fn provide_credentials(&self, ports: &BTreeSet<u16>) -> Result<(), Failure> {
         let files = self.parts.root.ephemeral.kubernetes().worker();
-        let config = provider::configuration(&files.registries()).to_string();
+        let config = provider::configuration(&files.registries(), ports).to_string();
         let path = files.config(provider::NAME);
         files::write_atomic(&path, config.as_bytes(), PRIVATE)?;
         let folder = files.credential_providers();
@@ -295,6 +304,7 @@ mod tests {
                 gateway: "10.208.3.1".parse().unwrap(),
             }),
             controller: true,
+            registry_ports: BTreeSet::new(),
         }
     }
 
