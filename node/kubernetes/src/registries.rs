@@ -28,12 +28,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use hearth_api::registries::{self, Credential, Mirror, Registry};
 use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
+use hearth_host::pki::kubernetes::to_pem;
 use hearth_sys::{files, tree};
 
 use crate::toml::quoted;
@@ -42,8 +41,6 @@ use crate::toml::quoted;
 const PRIVATE: u32 = 0o600;
 /// The folder for all registries that have none of their own.
 const DEFAULT: &str = "_default";
-/// Characters in a line of a PEM file.
-const PEM_LINE: usize = 64;
 
 /// The proxy of containerd: its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,7 +135,8 @@ impl Registries {
         let path = authorities_file(folder);
         let authorities = (!self.authorities.is_empty()).then_some(path.as_path());
         if authorities.is_some() {
-            written.push((path.clone(), pem(&self.authorities)));
+            let all = self.authorities.iter().map(|der| to_pem(der));
+            written.push((path.clone(), all.collect()));
             written.push((host_file(folder, DEFAULT), hosts(&[], authorities)));
         }
         for (registry, mirrors) in &self.mirrors {
@@ -227,20 +225,6 @@ fn hosts(mirrors: &[String], authorities: Option<&Path>) -> String {
         file += &format!("\n[host.{url}]\ncapabilities = [\"pull\", \"resolve\"]\n{authorities}");
     }
     file
-}
-
-fn pem(certificates: &[Vec<u8>]) -> String {
-    let mut text = String::new();
-    for der in certificates {
-        let encoded = STANDARD.encode(der);
-        text += "-----BEGIN CERTIFICATE-----\n";
-        for line in encoded.as_bytes().chunks(PEM_LINE) {
-            text += &String::from_utf8_lossy(line);
-            text.push('\n');
-        }
-        text += "-----END CERTIFICATE-----\n";
-    }
-    text
 }
 
 #[cfg(test)]

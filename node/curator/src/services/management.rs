@@ -42,9 +42,7 @@ impl Service {
             core,
         }
     }
-}
 
-impl Service {
     /// Whether the caller needs the secrets of the configuration: those for registries.
     fn pulls_images(&self, caller: &Caller) -> bool {
         let node = caller.node().ok();

@@ -185,9 +185,7 @@ impl Worker {
         self.provide_credentials(&facts.registry_ports)?;
         Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
     }
-}
 
-impl Worker {
     /// Writes the configuration of the credential provider, and makes this binary one.
     fn provide_credentials(&self, ports: &BTreeSet<u16>) -> Result<(), Failure> {
         let files = self.parts.root.ephemeral.kubernetes().worker();
