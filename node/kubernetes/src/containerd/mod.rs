@@ -17,6 +17,7 @@ mod archive;
 pub(crate) mod config;
 mod connection;
 mod images;
+mod pulls;
 mod unpacked;
 /// Generated messages and clients of containerd, from `proto/containerd`.
 #[allow(unreachable_pub)] // Generated.
@@ -54,6 +55,7 @@ use super::program::{self, LogFormat, Profile, Program, Progress, USERS_WITHIN};
 use super::registries::{self, Proxy};
 use config::Config;
 pub(crate) use connection::Connection;
+pub(crate) use pulls::{Pulls, follow};
 use unpacked::Unpacked;
 
 /// Control group of containerd and its shims.

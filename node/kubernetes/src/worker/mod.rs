@@ -5,6 +5,7 @@
 //! | `registries` | the cluster's settings | the proxy to registries |
 //! | `containerd` | the proxy to registries | its progress |
 //! | `images` | containerd's progress | imported |
+//! | `pulls` | containerd's progress | the log |
 //! | `certificates` | curator connection, address | the node's own TLS and client |
 //! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
 //! | `kube-proxy` * | client, address, ready servers | its progress |
@@ -139,6 +140,11 @@ fn start(
     ctx.run("images", move |ctx| {
         containerd::import(ctx, importer.clone())
     })?;
+    let pulls = Arc::new(containerd::Pulls {
+        parts: parts.clone(),
+        containerd: containerd.clone(),
+    });
+    ctx.run_worker("pulls", &pulls, containerd::follow)?;
     let worker = Arc::new(certificates::Worker {
         files: parts.root.ephemeral.kubernetes().worker(),
         calendar: parts.calendar.clone(),
