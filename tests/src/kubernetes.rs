@@ -103,18 +103,50 @@ impl Kubernetes {
         Ok(())
     }
 
+    /// Replaces the key of Secrets, and waits until all Secrets are rewritten.
+    ///
+    /// # Errors
+    /// If they are not within the bound.
+    pub async fn rotate_secrets_key(&self) -> Outcome {
+        let rotate = self.hearthctl.call(["kubernetes", "rotate-secrets-key"]);
+        let said = tokio::time::timeout(bounds::KUBERNETES, tool::run(&rotate)).await;
+        said.context("the Secrets are not rewritten")??;
+        Ok(())
+    }
+
+    /// A command of kubectl, without a time limit.
+    #[must_use]
+    pub fn command(&self, words: &[&str]) -> CommandLine {
+        let mut command = CommandLine::new(&self.kubectl);
+        command.option("--kubeconfig", &self.kubeconfig);
+        for word in words {
+            command.arg(word);
+        }
+        command
+    }
+
+    /// Waits until a script in a pod prints what satisfies the predicate.
+    ///
+    /// # Errors
+    /// If that times out; the error shows the last output.
+    pub async fn says(&self, pod: &str, script: &str, is_it: impl Fn(&str) -> bool) -> Outcome {
+        let words = ["exec", pod, "--", "sh", "-c", script];
+        until_ok(script, bounds::WORKLOAD, || async {
+            let said = self.kubectl(&words).await?;
+            match is_it(&said) {
+                true => Ok(()),
+                false => bail!("{said:?}"),
+            }
+        })
+        .await
+    }
+
     /// Runs kubectl; returns its output.
     ///
     /// # Errors
     /// If it fails; with its output.
     pub async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
-        let mut command = CommandLine::new(&self.kubectl);
-        command
-            .option("--kubeconfig", &self.kubeconfig)
-            .arg("--request-timeout=60s");
-        for word in words {
-            command.arg(word);
-        }
+        let command = self.command(&[&["--request-timeout=60s"], words].concat());
         let bound = bounds::CALL * 4;
         let said = tokio::time::timeout(bound, tool::run(&command)).await;
         Ok(said.with_context(|| format!("{command}: no answer within {bound:?}"))??)

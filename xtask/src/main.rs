@@ -8,6 +8,7 @@ mod bundle;
 mod checkout;
 mod command;
 mod completion;
+mod conformance;
 mod ctl;
 mod events;
 mod hearthctl;
@@ -58,6 +59,7 @@ enum Task {
     Image(image::Args),
     Run(run::Args),
     Test(test::Args),
+    Conformance(conformance::Args),
     Ctl(ctl::Args),
     Stop(stop::Args),
     Power(power::Args),
@@ -112,6 +114,7 @@ impl Task {
             Task::Image(args) => image::run(ui, &args),
             Task::Run(args) => run::run(ui, &args),
             Task::Test(args) => test::run(ui, &args),
+            Task::Conformance(args) => conformance::run(ui, &args),
             Task::Ctl(args) => ctl::run(ui, &args),
             Task::Stop(args) => stop::run(ui, &args),
             Task::Power(args) => power::run(ui, &args),

@@ -9,6 +9,7 @@
 mod booted;
 mod selection;
 
+use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -99,8 +100,29 @@ struct Selected {
     e2e: Option<Selection>,
 }
 
+/// Variables that an end-to-end test gets.
+pub(crate) type Environment = Vec<(&'static str, OsString)>;
+
 /// Runs the task.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
+    run_in(ui, args, &Vec::new())
+}
+
+/// Runs one long end-to-end test with these variables.
+pub(crate) fn run_one(ui: &Ui, name: &str, environment: Environment) -> Result<()> {
+    let args = Args {
+        part: Some(Part::E2e),
+        filter: Some(name.to_owned()),
+        list: false,
+        keep_going: false,
+        long: true,
+        jobs: None,
+        timings: false,
+    };
+    run_in(ui, &args, &environment)
+}
+
+fn run_in(ui: &Ui, args: &Args, environment: &Environment) -> Result<()> {
     let filter = args.filter.as_deref();
     let selected = Selected {
         unit: (args.part != Some(Part::E2e)).then(|| Selection::of_unit_tests(filter)),
@@ -118,7 +140,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         stages.push(stage("tidy", || lints(ui))?);
     }
     if args.keep_going || all_ok(&stages) {
-        run_tests(ui, args, &selected, &mut stages)?;
+        run_tests(ui, args, (&selected, environment), &mut stages)?;
     }
     if args.timings {
         print_slowest_tests(ui, &stages);
@@ -139,7 +161,12 @@ fn lints(ui: &Ui) -> Result<Report> {
 }
 
 /// Compiles the tests and runs them.
-fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>) -> Result<()> {
+fn run_tests(
+    ui: &Ui,
+    args: &Args,
+    (selected, environment): (&Selected, &Environment),
+    stages: &mut Vec<Stage>,
+) -> Result<()> {
     setup::ensure(ui, Needs::of_tests(args.long))?;
     // The unit tests of several crates run it.
     programs::etcd(ui)?;
@@ -165,7 +192,8 @@ fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>)
     if let (Some(selection), Some(manifest)) = (&selected.e2e, manifest)
         && (args.keep_going || all_ok(stages))
     {
-        let tests = || end_to_end_tests(ui, args, &programs, selection, manifest);
+        let variables = variables(args, manifest, environment);
+        let tests = || end_to_end_tests(ui, args, &programs, selection, variables);
         stages.push(stage("e2e", tests)?);
     }
     Ok(())
@@ -215,21 +243,33 @@ fn unit_tests(
     Ok(report)
 }
 
-fn end_to_end_tests(
-    ui: &Ui,
-    args: &Args,
-    programs: &[Program],
-    selection: &Selection,
-    manifest: PathBuf,
-) -> Result<Report> {
-    let program = programs.iter().find(|program| is_end_to_end(program));
-    let program = program.context("cargo has not built the end-to-end tests")?;
+/// What the end-to-end tests get.
+fn variables(args: &Args, manifest: PathBuf, more: &Environment) -> Environment {
     let default = || {
         thread::available_parallelism()
             .map_or(1, usize::from)
             .min(4)
     };
     let jobs = args.jobs.map_or_else(default, |jobs| jobs as usize);
+    let mut all = vec![
+        (artifacts::ENVIRONMENT, manifest.into()),
+        (JOBS, jobs.to_string().into()),
+        // A failure ends with the machine's last console lines, not with a backtrace.
+        ("RUST_LIB_BACKTRACE", "0".into()),
+    ];
+    all.extend(more.iter().cloned());
+    all
+}
+
+fn end_to_end_tests(
+    ui: &Ui,
+    args: &Args,
+    programs: &[Program],
+    selection: &Selection,
+    environment: Environment,
+) -> Result<Report> {
+    let program = programs.iter().find(|program| is_end_to_end(program));
+    let program = program.context("cargo has not built the end-to-end tests")?;
     // All start at once and wait for their places, so that a cluster's test can come before others.
     let mut arguments = vec![format!("--test-threads={ALL_TESTS}")];
     if *selection != Selection::default() {
@@ -245,12 +285,7 @@ fn end_to_end_tests(
     }
     let options = Options {
         arguments,
-        environment: vec![
-            (artifacts::ENVIRONMENT, manifest.into()),
-            (JOBS, jobs.to_string().into()),
-            // A failure ends with the machine's last console lines, not with a backtrace.
-            ("RUST_LIB_BACKTRACE", "0".into()),
-        ],
+        environment,
         timings: args.timings,
     };
     // Most tests that are said to run for long have only been waiting for their places.

@@ -17,6 +17,7 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
+//! | [`conformance`] | parts of a sweep over Kubernetes' conformance cases |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
 //! | [`measure`] | boots and formations, timed |
 //! | [`events`] | events of all of the above |
@@ -28,6 +29,7 @@
 //! - Machines end with their handles, as in `hearth_qemu`; only a complete cluster is ever left running.
 
 pub mod boot;
+pub mod conformance;
 pub mod error;
 pub mod events;
 pub mod fleet;

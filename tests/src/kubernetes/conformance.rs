@@ -3,14 +3,20 @@
 //! `tests/conformance.txt` lists every conformance case of this version, and which of them are run;
 //! `tests/network-policies.txt` those about network policies. The program reports each result in a line of JSON. It may
 //! take an hour, so the bound applies to the time without output.
+//!
+//! An area of the list is a test; all cases that can run are a [`Sweep`].
+
+mod results;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use hearth_lab::conformance::{RESULTS, SHARD, Shard};
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use serde_json::Value;
@@ -19,6 +25,7 @@ use tokio::process::Command;
 
 use super::Kubernetes;
 use crate::{Outcome, TestCtx, bounds};
+use results::{CaseResult, Results};
 
 /// The list of all conformance cases.
 const CONFORMANCE: &str = include_str!("../../conformance.txt");
@@ -33,6 +40,12 @@ const HEADING: &str = "== ";
 
 /// In the heading of cases that are run, before the area's name.
 const RUN: &str = "run ";
+
+/// In the heading of cases that only a sweep runs, before the reason.
+const SWEEP: &str = "sweep: ";
+
+/// The part that is a test of the sweep itself: four or five cases.
+const SAMPLE: Shard = Shard::first_of(100);
 
 /// The areas of the list.
 ///
@@ -62,7 +75,13 @@ impl Kubernetes {
         let cases = list.of(area)?;
         self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
 
-        let passed = self.run(program, cases, nodes).await?;
+        let mut passed = BTreeMap::new();
+        let log = self.folder.join("e2e.log");
+        let mut take = |result: CaseResult| {
+            passed.insert(result.case, result.passed);
+            Ok(())
+        };
+        self.run(program, (cases, nodes), &log, &mut take).await?;
         let mut told = String::new();
         for case in cases {
             let result = match passed.get(*case) {
@@ -88,6 +107,50 @@ impl Kubernetes {
         Ok(())
     }
 
+    /// Runs the cases of a part of a sweep that have not passed yet.
+    ///
+    /// # Errors
+    /// If a case fails, or the list does not match the cases of this version.
+    pub async fn sweep(&self, test: &TestCtx, sweep: &Sweep, nodes: u16) -> Outcome {
+        let program = test.kubernetes()?.conformance.as_deref();
+        let program =
+            program.context("Kubernetes' own tests were not built: --long builds them")?;
+        let list = Cases::parse(CONFORMANCE)?;
+        self.names_all(program, &list).await?;
+        let cases = sweep.shard.select(&list.swept());
+        let mut results = Results::open(&sweep.folder)?;
+        let left: Vec<_> = cases
+            .iter()
+            .copied()
+            .filter(|case| !results.has_passed(case))
+            .collect();
+        let (all, shard) = (cases.len(), sweep.shard);
+        eprintln!(
+            "conformance {shard}: {} of {all} cases are left",
+            left.len()
+        );
+        if !left.is_empty() {
+            let log = sweep.folder.join("e2e.log");
+            let mut take = |result: CaseResult| {
+                let word = if result.passed { "passed" } else { "FAILED" };
+                eprintln!("{word} {:>6.1} s  {}", result.seconds, result.case);
+                results.add(result)
+            };
+            self.run(program, (&left, nodes), &log, &mut take).await?;
+        }
+        results.write_reports(&list.swept())?;
+        let failed: Vec<_> = cases
+            .iter()
+            .filter(|case| !results.has_passed(case))
+            .collect();
+        ensure!(
+            failed.is_empty(),
+            "{} of {all} cases did not pass: {failed:#?}",
+            failed.len()
+        );
+        Ok(())
+    }
+
     /// Checks that the list has exactly the program's conformance cases.
     async fn names_all(&self, program: &Path, list: &Cases<'_>) -> Outcome {
         let mut command = CommandLine::new(program);
@@ -105,13 +168,14 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Runs the cases; returns each result.
+    /// Runs the cases on this many nodes, appends the program's output to a log, and passes on each result.
     async fn run(
         &self,
         program: &Path,
-        cases: &[&str],
-        nodes: u16,
-    ) -> anyhow::Result<BTreeMap<String, bool>> {
+        (cases, nodes): (&[&str], u16),
+        log: &Path,
+        take: &mut dyn FnMut(CaseResult) -> anyhow::Result<()>,
+    ) -> Outcome {
         let mut command = CommandLine::new(program);
         command
             .arg("--provider=skeleton")
@@ -123,10 +187,12 @@ impl Kubernetes {
             .arg(format!("--kubectl-path={}", self.kubectl.display()))
             .arg(format!("--e2e-output-dir={}", self.folder.display()))
             .arg(format!("--ginkgo.focus={}", focus(cases)));
-        let log = self.folder.join("e2e.log");
-        let mut log = tokio::fs::File::create(&log)
+        let mut log = tokio::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(log)
             .await
-            .with_context(|| format!("cannot create {}", log.display()))?;
+            .with_context(|| format!("cannot open {}", log.display()))?;
         let mut child = Command::from(command.to_std())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -136,11 +202,11 @@ impl Kubernetes {
             .context("cannot start Kubernetes' tests")?;
         let said = child.stdout.take().context("no output")?;
         let mut lines = BufReader::new(said).lines();
-        let mut results = BTreeMap::new();
+        let (mut count, mut begun) = (0, Instant::now());
         loop {
             let line = tokio::time::timeout(bounds::CASE, lines.next_line()).await;
             let Some(line) = line.with_context(|| {
-                format!("no output for {:?}, after {results:#?}", bounds::CASE)
+                format!("no output for {:?}, after {count} cases", bounds::CASE)
             })??
             else {
                 break;
@@ -148,15 +214,47 @@ impl Kubernetes {
             log.write_all(line.as_bytes()).await?;
             log.write_all(b"\n").await?;
             if let Some((case, passed)) = result(&line) {
-                results.insert(case, passed);
+                // They run one after the other.
+                let seconds = begun.elapsed().as_secs_f64();
+                begun = Instant::now();
+                count += 1;
+                take(CaseResult {
+                    case,
+                    passed,
+                    seconds,
+                })?;
             }
         }
         log.flush().await?;
         let status = child.wait().await?;
-        if results.is_empty() {
+        if count == 0 {
             bail!("the program ran no cases: {status}");
         }
-        Ok(results)
+        Ok(())
+    }
+}
+
+/// All cases of the list that can run, or a part of them. The results are kept, so that a sweep that was interrupted goes
+/// on where it was.
+#[derive(Debug)]
+pub struct Sweep {
+    shard: Shard,
+    folder: PathBuf,
+}
+
+impl Sweep {
+    /// The one that `cargo xtask conformance` asks for, or else a small one with its results in the test's folder.
+    ///
+    /// # Errors
+    /// If it asks for something that is no part.
+    pub fn of(test: &TestCtx) -> anyhow::Result<Self> {
+        let shard = match std::env::var(SHARD) {
+            Ok(text) => text.parse().context(SHARD)?,
+            Err(_) => SAMPLE,
+        };
+        let folder = std::env::var_os(RESULTS);
+        let folder = folder.map_or_else(|| test.folder().join("sweep"), PathBuf::from);
+        Ok(Self { shard, folder })
     }
 }
 
@@ -239,6 +337,16 @@ impl<'a> Cases<'a> {
     fn all(&self) -> impl Iterator<Item = &'a str> {
         self.0.values().flatten().copied()
     }
+
+    /// The cases of a sweep, in the order of their names.
+    fn swept(&self) -> Vec<&'a str> {
+        let headings = self.0.iter();
+        let swept =
+            headings.filter(|(heading, _)| heading.starts_with(RUN) || heading.starts_with(SWEEP));
+        let mut cases: Vec<_> = swept.flat_map(|(_, cases)| cases.iter().copied()).collect();
+        cases.sort_unstable();
+        cases
+    }
 }
 
 #[cfg(test)]
@@ -249,13 +357,20 @@ mod tests {
     fn the_list_is_one() {
         let list = Cases::parse(LIST).unwrap();
         for heading in list.0.keys() {
-            assert!(
-                heading.starts_with(RUN) || heading.starts_with("not run: "),
-                "{heading}"
-            );
+            let known = [RUN, SWEEP, "not run: "];
+            let is_known = known.iter().any(|known| heading.starts_with(known));
+            assert!(is_known, "{heading}");
         }
         assert!(Cases::parse("a case").is_err());
         assert!(Cases::parse("== run a\ncase\n== run b\ncase").is_err());
+    }
+
+    #[test]
+    fn a_sweep_has_nearly_all_cases() {
+        let list = Cases::parse(CONFORMANCE).unwrap();
+        let (swept, all) = (list.swept().len(), list.all().count());
+        assert!(swept < all && swept > all - 10, "{swept} of {all}");
+        assert!(!SAMPLE.select(&list.swept()).is_empty());
     }
 
     #[test]

@@ -2,17 +2,38 @@
 //! `tests/conformance.txt` and `tests/network-policies.txt` list them, with the reason for each that is not run.
 //!
 //! Each area has machines of its own, usually one. They take long: about twenty minutes each without hardware
-//! virtualisation.
+//! virtualisation. `cargo xtask conformance` runs all cases that can run, with the test [`sweep`].
 
 use std::collections::BTreeSet;
 
 use hearth_api::v1::UpdateNodeRolesRequest;
-use hearth_tests::kubernetes::conformance;
+use hearth_tests::kubernetes::Kubernetes;
+use hearth_tests::kubernetes::conformance::{self, Sweep};
 use hearth_tests::{Cluster, Outcome, TestCtx, here};
 
-/// The first machine has both roles, the others are workers.
 async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
-    let mut cluster = Cluster::founded_as(&test, machines, |_, plan| plan.kubernetes()).await?;
+    let (cluster, kubernetes) = start(&test, machines).await?;
+    kubernetes.conforms(&test, area, machines).await?;
+    end(cluster, machines).await?;
+    test.passed()
+}
+
+/// A part of all cases on two nodes, which upstream's conformance program asks for.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn sweep() -> Outcome {
+    const MACHINES: u16 = 2;
+    let test = TestCtx::begin(here!())?;
+    let sweep = Sweep::of(&test)?;
+    let (cluster, kubernetes) = start(&test, MACHINES).await?;
+    kubernetes.sweep(&test, &sweep, MACHINES).await?;
+    end(cluster, MACHINES).await?;
+    test.passed()
+}
+
+/// The first machine has both roles, the others are workers.
+async fn start(test: &TestCtx, machines: u16) -> anyhow::Result<(Cluster, Kubernetes)> {
+    let mut cluster = Cluster::founded_as(test, machines, |_, plan| plan.kubernetes()).await?;
     let worker = UpdateNodeRolesRequest {
         kubernetes_worker: Some(true),
         ..UpdateNodeRolesRequest::default()
@@ -25,14 +46,16 @@ async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
         .map(|number| cluster.node(number).id().to_owned())
         .collect();
     let nodes: Vec<_> = nodes.iter().map(String::as_str).collect();
-    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    let kubernetes = cluster.kubernetes(test, 1).await?;
     kubernetes.ready(&nodes).await?;
-    kubernetes.conforms(&test, area, machines).await?;
+    Ok((cluster, kubernetes))
+}
+
+async fn end(mut cluster: Cluster, machines: u16) -> Outcome {
     for number in (1..=machines).rev() {
         cluster.node(number).power_off().await?;
     }
-    drop(cluster);
-    test.passed()
+    Ok(())
 }
 
 /// A test for each area, with the number of machines, and one that there is no other area.

@@ -2,6 +2,8 @@
 //!
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
+mod situations;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -662,10 +664,15 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     has_address(&cluster, 2, "Standby").await?;
     let shared = second.through(address).await?;
     shared.kubectl(&READY).await?;
+    let kept = ["generic", "kept", "--from-literal=key=value"];
+    kubernetes
+        .kubectl(&[&["create", "secret"], &kept[..]].concat())
+        .await?;
 
     cluster.node(1).cut().await?;
     shared.succeeds(&READY).await?;
     has_address(&cluster, 2, "Holder").await?;
+    secret_is_kept(&shared).await?;
     // Its kubelet uses the other API server, which has the other scheduler.
     second.probe("after", &ids[1]).await?;
     second.service("after").await?;
@@ -674,8 +681,17 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     cluster.node(1).comes_back().await?;
     second.ready(&[&ids[0], &ids[1]]).await?;
     has_address(&cluster, 1, "Standby").await?;
+    second.rotate_secrets_key().await?;
+    secret_is_kept(&kubernetes).await?;
     drop(cluster);
     test.passed()
+}
+
+/// Both API servers decrypt what either has encrypted.
+async fn secret_is_kept(kubernetes: &Kubernetes) -> Outcome {
+    let secret = kubernetes.get(&["secret", "kept"]).await?;
+    ensure!(secret["data"]["key"] == json!("dmFsdWU="), "{secret}");
+    Ok(())
 }
 
 /// What kubectl asks an API server that should work.

@@ -12,8 +12,8 @@ use crate::image::{self, Artifacts, Flavour, to_boot};
 use crate::ui::Ui;
 use crate::{hearthctl, program, programs, target};
 
-/// The suite that needs Kubernetes.
-const KUBERNETES: &str = "kubernetes";
+/// The suites that need Kubernetes.
+const KUBERNETES: [&str; 2] = ["kubernetes", "greed"];
 
 /// The suite that also needs Kubernetes' own tests.
 const CONFORMANCE: &str = "conformance";
@@ -29,7 +29,7 @@ impl Kubernetes {
     pub(super) fn ensure(ui: &Ui, selection: &Selection, long: bool) -> Result<Option<Kubernetes>> {
         let has = |name| selection.whole.as_deref().is_none_or(|suite| suite == name);
         let conformance = long && has(CONFORMANCE);
-        if !conformance && !has(KUBERNETES) {
+        if !conformance && !KUBERNETES.into_iter().any(has) {
             return Ok(None);
         }
         let bundle = bundle::ensure(ui, None)?;

@@ -1,0 +1,236 @@
+//! Situations in which users of other clusters were surprised, tried with kubectl on one machine.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use hearth_tests::kubernetes::{IMAGE_PORT, VOLUME};
+use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+/// Writes more than the kubelet keeps in one file of a log, then waits for a word.
+const TALK: &str = "yes $(printf %0999d 0) | head -c 12000000
+echo waiting
+until test -e /go; do sleep 1; done
+echo after the rotation
+sleep 3600";
+
+/// Answers each datagram at this port with the pod's name, whoever sends it.
+const ANSWER: &str = "while :; do hostname | timeout 60 nc -u -l -p 5300; done";
+
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn what_surprised_others_works() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
+    let node = cluster.node(1).id().to_owned();
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.ready(&[&node]).await?;
+    let privileged = |spec: &mut Value| {
+        spec["hostPID"] = true.into();
+        spec["containers"][0]["securityContext"] = json!({ "privileged": true });
+    };
+    kubernetes
+        .kubectl(&[
+            "label",
+            "namespace",
+            "default",
+            "pod-security.kubernetes.io/enforce=privileged",
+        ])
+        .await?;
+    kubernetes.probe_as("machine", &node, privileged).await?;
+    kubernetes.probe("server", &node).await?;
+
+    logs_are_followed_over_a_rotation(&kubernetes, &node).await?;
+    a_port_is_forwarded_after_a_reset(&kubernetes).await?;
+    a_part_of_a_volume_is_mounted(&kubernetes, &node).await?;
+    datagrams_follow_their_service(&kubernetes, &node).await?;
+    the_address_of_a_client_is_kept(&kubernetes, &node).await?;
+    cluster.node(1).power_off().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// `kubectl logs -f` shows what is written after the kubelet has begun another file.
+async fn logs_are_followed_over_a_rotation(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let talk = |spec: &mut Value| {
+        spec["containers"][0]["command"] = json!(["sh", "-c", TALK]);
+    };
+    kubernetes.probe_as("talker", node, talk).await?;
+    let command = kubernetes.command(&["logs", "--follow", "talker"]);
+    let mut follower = tokio::process::Command::from(command.to_std())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start kubectl")?;
+    let said = follower.stdout.take().context("no output")?;
+    let mut lines = BufReader::new(said).lines();
+    let until = async |lines: &mut tokio::io::Lines<_>, wanted: &str| {
+        let found = async {
+            while let Some(line) = tokio::io::Lines::next_line(lines).await? {
+                if line == wanted {
+                    return Ok(());
+                }
+            }
+            bail!("kubectl ended before {wanted:?}")
+        };
+        let found = tokio::time::timeout(bounds::WORKLOAD, found).await;
+        found.with_context(|| format!("no line {wanted:?}"))?
+    };
+    until(&mut lines, "waiting").await?;
+    let files = "ls /proc/1/root/var/log/pods/default_talker_*/*/ | wc -l";
+    kubernetes
+        .says("machine", files, |files| files.trim() == "2")
+        .await?;
+    kubernetes
+        .kubectl(&["exec", "talker", "--", "touch", "/go"])
+        .await?;
+    until(&mut lines, "after the rotation").await
+}
+
+/// `kubectl port-forward` goes on when a client has reset its connection.
+async fn a_port_is_forwarded_after_a_reset(kubernetes: &Kubernetes) -> Outcome {
+    let port = format!(":{IMAGE_PORT}");
+    let command = kubernetes.command(&["port-forward", "pod/server", &port]);
+    let mut forward = tokio::process::Command::from(command.to_std())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start kubectl")?;
+    let said = forward.stdout.take().context("no output")?;
+    let mut lines = BufReader::new(said).lines();
+    let first = tokio::time::timeout(bounds::WORKLOAD, lines.next_line()).await;
+    let first = first
+        .context("kubectl says nothing")??
+        .context("kubectl has ended")?;
+    // "Forwarding from 127.0.0.1:40123 -> 8080"
+    let address = first.split_whitespace().nth(2).context(first.clone())?;
+    for _ in 0..3 {
+        let address = address.to_owned();
+        let answer = tokio::task::spawn_blocking(move || {
+            reset(&address)?;
+            ask(&address)
+        });
+        let answer = answer.await??;
+        ensure!(answer.trim_end().ends_with("server"), "{answer:?}");
+    }
+    ensure!(forward.try_wait()?.is_none(), "kubectl has ended");
+    Ok(())
+}
+
+/// Asks for half of something, and resets the connection.
+fn reset(address: &str) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"GET /cgi-bin/hostname HTTP/1.0\r\n")?;
+    Ok(rustix::net::sockopt::set_socket_linger(
+        &stream,
+        Some(Duration::ZERO),
+    )?)
+}
+
+fn ask(address: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(bounds::CALL))?;
+    stream.write_all(b"GET /cgi-bin/hostname HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// A file of a config map in a folder that has others, and a folder of a volume.
+async fn a_part_of_a_volume_is_mounted(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let map = [
+        "create",
+        "configmap",
+        "parts",
+        "--from-literal=one=first",
+        "--from-literal=two=2",
+    ];
+    kubernetes.kubectl(&map).await?;
+    let parts = |spec: &mut Value| {
+        spec["volumes"] = json!([
+            { "name": "map", "configMap": { "name": "parts" } },
+            { "name": "scratch", "emptyDir": {} },
+        ]);
+        spec["containers"][0]["volumeMounts"] = json!([
+            { "name": "map", "mountPath": "/etc/one", "subPath": "one" },
+            { "name": "scratch", "mountPath": VOLUME, "subPath": "deep/er" },
+        ]);
+    };
+    kubernetes.probe_as("parts", node, parts).await?;
+    let script = format!("cat /etc/one && test ! -e /etc/two && echo > {VOLUME}/it && echo -done");
+    kubernetes
+        .says("parts", &script, |said| said.trim() == "first-done")
+        .await
+}
+
+/// A client that always sends from the same port reaches the pod that has taken the place of another.
+async fn datagrams_follow_their_service(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let answer = |spec: &mut Value| {
+        spec["containers"][0]["command"] = json!(["sh", "-c", ANSWER]);
+    };
+    kubernetes
+        .create(&json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": "datagrams" },
+            "spec": {
+                "selector": { "kind": "datagrams" },
+                "ports": [{ "port": 5300, "protocol": "UDP" }],
+            },
+        }))
+        .await?;
+    let ask = "echo | timeout 5 nc -u -w 2 -p 6000 datagrams 5300";
+    for pod in ["before", "after"] {
+        kubernetes.probe_as(pod, node, answer).await?;
+        let label = ["label", "pod", pod, "kind=datagrams"];
+        kubernetes.kubectl(&label).await?;
+        kubernetes
+            .says("server", ask, |said| said.trim() == pod)
+            .await?;
+        if pod == "before" {
+            kubernetes
+                .kubectl(&["delete", "pod", pod, "--wait=false"])
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// With `externalTrafficPolicy: Local` a pod sees the address of a client outside the cluster.
+async fn the_address_of_a_client_is_kept(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    kubernetes
+        .create(&json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": "outside" },
+            "spec": {
+                "type": "NodePort",
+                "externalTrafficPolicy": "Local",
+                "selector": { "app": "server" },
+                "ports": [{ "port": 80, "targetPort": IMAGE_PORT, "nodePort": 30080 }],
+            },
+        }))
+        .await?;
+    let node = kubernetes.get(&["node", node]).await?;
+    let addresses = node["status"]["addresses"]
+        .as_array()
+        .context("no addresses")?;
+    let own = addresses.iter().find(|one| one["type"] == "InternalIP");
+    let own = own
+        .and_then(|one| one["address"].as_str())
+        .context("no address")?;
+    // The machine itself is outside the pods' network.
+    let ask = format!("nsenter -t 1 -n wget -q -O - http://{own}:30080/cgi-bin/hostname");
+    kubernetes
+        .says("machine", &ask, |said| said.trim() == "server")
+        .await?;
+    let logs = kubernetes.kubectl(&["logs", "server"]).await?;
+    ensure!(logs.contains(own), "{own} is not in {logs}");
+    Ok(())
+}
