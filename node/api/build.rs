@@ -38,6 +38,7 @@ const SECRET_BEARING: &[&str] = &[
     ".hearth.private.v1.StoredAuthority",
     ".hearth.private.v1.StoredKubernetesAuthorities",
     ".hearth.private.v1.StoredMesh",
+    ".hearth.private.v1.StoredControllerKey",
 ];
 
 /// Messages whose readers reject unknown fields. The messages in their fields get tables as well.

@@ -1,5 +1,5 @@
-//! Generates the clients of containerd from `proto/`. protox compiles them in this process, so that
-//! a build needs no `protoc`.
+//! Generates the clients of containerd and the service that API servers ask for keys from `proto/`. protox compiles
+//! them in this process, so that a build needs no `protoc`.
 
 use std::error::Error;
 
@@ -19,5 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build_transport(false)
         .build_server(false)
         .compile_fds(descriptors)?;
+    let provider = protox::compile(["kms/v2.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .compile_fds(provider)?;
     Ok(())
 }

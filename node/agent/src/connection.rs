@@ -19,7 +19,10 @@ use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, GetClusterInfoRequest, WatchEvent};
+use hearth_api::v1::{
+    ClusterConfiguration, ClusterDirectory, GetClusterInfoRequest, GetClusterInfoResponse,
+    WatchEvent,
+};
 use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::cluster_state::Connectivity;
@@ -141,12 +144,15 @@ impl CuratorConnection {
 
     /// The current cluster configuration.
     pub async fn configuration(&self) -> Result<ClusterConfiguration, Failure> {
+        let info = self.cluster_info().await?;
+        Ok(info.configuration.unwrap_or_default())
+    }
+
+    /// What the curators say of the cluster.
+    pub async fn cluster_info(&self) -> Result<GetClusterInfoResponse, Failure> {
         let mut management = ManagementClient::new(self.curators.channel());
-        let info = management
-            .get_cluster_info(GetClusterInfoRequest {})
-            .await
-            .map_err(refused)?;
-        Ok(info.into_inner().configuration.unwrap_or_default())
+        let info = management.get_cluster_info(GetClusterInfoRequest {}).await;
+        Ok(info.map_err(refused)?.into_inner())
     }
 }
 

@@ -37,6 +37,7 @@ pub mod recovery;
 mod redacted;
 pub mod registries;
 pub mod schema;
+pub mod secrets_keys;
 pub mod server;
 pub mod settings;
 pub mod shares;

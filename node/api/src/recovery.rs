@@ -206,6 +206,15 @@ impl RecoveryKey {
         RecoveryRecipient(public.to_bytes().into())
     }
 
+    /// Opens 32 bytes that were sealed to its public half, bound to this text.
+    pub(crate) fn unseal(
+        &self,
+        bound_to: &[u8],
+        wrapped: &WrappedKey,
+    ) -> Result<Zeroizing<[u8; 32]>, RecoveryError> {
+        open(&self.private(), bound_to, wrapped)
+    }
+
     fn private(&self) -> <Kem as hpke::Kem>::PrivateKey {
         <Kem as hpke::Kem>::PrivateKey::from_bytes(&*self.0)
             .expect("any 32 bytes are a private key of X25519")
@@ -295,7 +304,8 @@ pub fn wrap(
         .expect("the recipient was checked when it was parsed")
 }
 
-fn seal(
+/// Encrypts 32 bytes to a recipient, bound to this text.
+pub(crate) fn seal(
     recipient: &RecoveryRecipient,
     info: &[u8],
     key: &[u8; 32],

@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::private::{
     Founding, Registering, SealedConfiguration, StoredAuthority, StoredCluster,
-    StoredKubernetesAuthorities, StoredMesh, StoredNode, StoredTicket,
+    StoredControllerKey, StoredKubernetesAuthorities, StoredMesh, StoredNode, StoredTicket,
 };
 use crate::v1::join_node_response::Admitted;
 use crate::v1::{
@@ -86,6 +86,11 @@ redacted_debug!(StoredAuthority {
 
 redacted_debug!(StoredMesh {
     shown: version, pod_range;
+    secret: private_key
+});
+
+redacted_debug!(StoredControllerKey {
+    shown: version;
     secret: private_key
 });
 

@@ -59,15 +59,18 @@ pub enum ConsensusUser {
     Kubernetes,
     /// What the Kubernetes controllers agree on: which of them has the virtual address.
     KubernetesControllers,
+    /// The keys with which Secrets of Kubernetes are encrypted, wrapped.
+    KubernetesSecrets,
 }
 
 impl ConsensusUser {
     /// All users.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Curator,
         Self::KubernetesPki,
         Self::Kubernetes,
         Self::KubernetesControllers,
+        Self::KubernetesSecrets,
     ];
 
     /// The name, as it appears in the key prefix.
@@ -77,6 +80,7 @@ impl ConsensusUser {
             Self::KubernetesPki => "kubernetes-pki",
             Self::Kubernetes => "kubernetes",
             Self::KubernetesControllers => "kubernetes-controllers",
+            Self::KubernetesSecrets => "kubernetes-secrets",
         }
     }
 }
@@ -642,6 +646,8 @@ mod tests {
         };
         let (first, later) = ConsensusUser::ALL.split_at(3);
         stored_form!("etcd-epochs.txt", written(first));
-        stored_form!("etcd-epochs-controllers.txt", written(later));
+        let (controllers, secrets) = later.split_at(1);
+        stored_form!("etcd-epochs-controllers.txt", written(controllers));
+        stored_form!("etcd-epochs-secrets.txt", written(secrets));
     }
 }

@@ -36,6 +36,7 @@ pub mod member_record;
 mod members;
 mod peer_port;
 mod process;
+pub mod secrets_keys;
 mod store_version;
 
 use std::net::SocketAddr;

@@ -123,6 +123,32 @@ pub(crate) enum Kubernetes {
     },
     /// Print a client certificate (called by kubectl as a credential plugin)
     Credential,
+    /// Replace the key that encrypts Secrets
+    ///
+    /// The Kubernetes controllers generate a new key, encrypt with it from then
+    /// on, and rewrite all Secrets. Do this when a controller or its disk is
+    /// out of your hands: it could open the former key. Waits until all Secrets
+    /// are rewritten, for which every controller has to be running.
+    RotateSecretsKey {
+        /// How long to wait until all Secrets are rewritten; 0 to return at once
+        #[arg(long, default_value = "10m", value_parser = duration_or_zero, value_name = "TIME")]
+        wait: Duration,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Give Kubernetes controllers access to the keys of Secrets
+    ///
+    /// New controllers get access from a controller that has it. This command
+    /// is for a cluster in which none is left. It opens the keys with the
+    /// recovery key on this machine, and encrypts them to the controllers that
+    /// have no access.
+    RecoverSecretsKey {
+        /// Recovery key file (64 hexadecimal digits)
+        #[arg(long, value_name = "FILE")]
+        recovery_key: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -16,6 +16,7 @@ mod firewall;
 mod kubernetes;
 mod log;
 mod ownership;
+mod secrets_keys;
 mod settings;
 mod unlocking;
 
@@ -26,6 +27,7 @@ pub(crate) use kubernetes::KubernetesStatus;
 pub(crate) use log::{LogLine, rfc3339};
 use ownership::Recorded;
 pub(crate) use ownership::{Replaced, follows};
+pub(crate) use secrets_keys::SecretsKeys;
 use settings::Configuration;
 pub(crate) use settings::Settings;
 pub(crate) use unlocking::{Answers, Unlocking};

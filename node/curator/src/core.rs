@@ -13,6 +13,7 @@ use hearth_base::event::Value;
 use hearth_cluster::decisions::{FoundNode, Versioned};
 use hearth_cluster::state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError};
 use hearth_consensus::fenced::{Write, WriteError};
+use hearth_consensus::secrets_keys::SecretsKeys;
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness, Record};
 use hearth_host::handover::{TimeProblem, TimeStatus};
 use rustls_pki_types::CertificateDer;
@@ -45,6 +46,8 @@ pub struct Core {
     pub client: NamespacedClient,
     /// Client of the namespace of Kubernetes' authorities in etcd.
     pub kubernetes_pki: NamespacedClient,
+    /// The keys of Kubernetes' Secrets.
+    pub secrets_keys: SecretsKeys,
     /// The members of etcd.
     pub members: Members,
     /// Whether etcd has peers, or will get some.

@@ -67,6 +67,7 @@ use hearth_api::tls::{OwnCertificate, TlsError};
 use hearth_base::event;
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_cluster::state::RecordError;
+use hearth_consensus::secrets_keys::SecretsKeys;
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use hearth_host::handover::TimeStatus;
 use tokio::net::TcpListener;
@@ -145,6 +146,8 @@ pub struct Config {
     pub client: NamespacedClient,
     /// The etcd client of [`hearth_consensus::ConsensusUser::KubernetesPki`], of the same etcd.
     pub kubernetes_pki: NamespacedClient,
+    /// The etcd client of [`hearth_consensus::ConsensusUser::KubernetesSecrets`], of the same etcd.
+    pub kubernetes_secrets: NamespacedClient,
     /// The members of the same etcd.
     pub members: Members,
     /// Whether the same etcd is ready for peers.
@@ -200,6 +203,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         ca: own.ca().certificate().clone(),
         client: config.client.clone(),
         kubernetes_pki: config.kubernetes_pki.clone(),
+        secrets_keys: SecretsKeys::new(config.kubernetes_secrets.clone()),
         members: config.members.clone(),
         peers: config.peers.clone(),
         cache: cache.clone(),

@@ -403,6 +403,7 @@ pub async fn serve(
         time,
         client: etcd.namespaced(ConsensusUser::Curator),
         kubernetes_pki: etcd.namespaced(ConsensusUser::KubernetesPki),
+        kubernetes_secrets: etcd.namespaced(ConsensusUser::KubernetesSecrets),
         members: etcd.members(),
         peers: PeerReadiness::default(),
         version: "0.1.0-test".into(),

@@ -396,6 +396,11 @@ impl Node {
         self.path.join("mesh.pb")
     }
 
+    /// The key with which a Kubernetes controller opens the keys of Secrets: a `StoredControllerKey`. Secret.
+    pub fn controller_key(&self) -> PathBuf {
+        self.path.join("secrets.pb")
+    }
+
     /// The last known roles of the node: a `StoredRoles`.
     pub fn roles(&self) -> PathBuf {
         self.path.join("roles.pb")
@@ -583,6 +588,17 @@ impl EphemeralController {
     /// What is recorded of requests.
     pub fn audit_policy(&self) -> PathBuf {
         self.path.join("audit-policy")
+    }
+
+    /// How the API server encrypts what it stores.
+    pub fn encryption(&self) -> PathBuf {
+        self.path.join("encryption")
+    }
+
+    /// The socket of the provider of keys, for the API server. A process that can open it can decrypt what the API
+    /// server has stored.
+    pub fn key_provider(&self) -> PathBuf {
+        self.path.join("key-provider")
     }
 
     /// The certificate of the front-proxy CA.

@@ -12,7 +12,9 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use hearth_api::private::{StoredAddress, StoredMember, StoredMesh, StoredRoles};
+use hearth_api::private::{
+    StoredAddress, StoredControllerKey, StoredMember, StoredMesh, StoredRoles,
+};
 use hearth_sys::files::{self, FileError};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
@@ -64,6 +66,8 @@ records! {
     StoredMember, "etcd member", 1, Refuse;
     // A key could be generated again, but foreign bytes in the file must not be ignored.
     StoredMesh, "mesh", 1, Refuse;
+    // Without it the node opens no Secret any more.
+    StoredControllerKey, "controller key", 1, Refuse;
     // The counter can be recovered from other nodes.
     StoredAddress, "address", 1, Discard;
 }

@@ -86,6 +86,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearth_agent::{CuratorConnection, PeerAddresses, View};
 use hearth_api::hosts::Host;
 use hearth_api::names;
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{KubernetesConfiguration, NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
@@ -262,6 +263,7 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     };
     let mut address = AddressStatus::None;
     let (hosts_writer, server_hosts) = event::value();
+    let (recipient_writer, recovery_recipient) = event::value();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
         let (writer, condition) = event::value();
         let gate = Arc::new(RoleSupervisor {
@@ -270,6 +272,7 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
             condition: Arc::new(writer),
             address_status: address_status.clone(),
             server_hosts: server_hosts.clone(),
+            recovery_recipient: recovery_recipient.clone(),
             lost: AtomicBool::new(false),
         });
         roles.push((role, condition.watch(), RoleCondition::NotHeld));
@@ -278,6 +281,7 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let settings = Arc::new(settings::Worker {
         parts: parts.clone(),
         server_hosts: hosts_writer,
+        recovery_recipient: recipient_writer,
     });
     ctx.run_worker("settings", &settings, settings::run)?;
     ctx.healthy();
@@ -307,6 +311,8 @@ struct RoleSupervisor {
     address_status: Arc<Writer<AddressStatus>>,
     /// Input of the controller: further names and addresses in the certificate of its API server.
     server_hosts: Value<Arc<[Host]>>,
+    /// Input of the controller: the recovery recipient of the cluster.
+    recovery_recipient: Value<Option<RecoveryRecipient>>,
     /// The role has been removed since the last cleanup.
     lost: AtomicBool,
 }
@@ -401,6 +407,7 @@ async fn start(ctx: &Context, gate: &RoleSupervisor, bundle: Arc<Bundle>) -> Out
                 condition: &gate.condition,
                 address_status: &gate.address_status,
                 server_hosts: &gate.server_hosts,
+                recovery_recipient: &gate.recovery_recipient,
             };
             controller::run(ctx, &gate.parts, bundle, ports, shared).await
         }

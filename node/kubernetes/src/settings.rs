@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hearth_agent::CuratorConnection;
 use hearth_api::hosts::Host;
-use hearth_api::v1::{ClusterConfiguration, NodeRoles};
+use hearth_api::recovery::RecoveryRecipient;
+use hearth_api::v1::{GetClusterInfoResponse, NodeRoles};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use tokio::time::{sleep, timeout};
@@ -26,6 +27,8 @@ pub(crate) struct Worker {
     pub parts: Arc<Parts>,
     /// Output, set before the settings: further names and addresses in the certificates of API servers.
     pub server_hosts: Writer<Arc<[Host]>>,
+    /// Output: the recovery recipient of the cluster, if it has one.
+    pub recovery_recipient: Writer<Option<RecoveryRecipient>>,
 }
 
 /// Keeps the settings up to date while the node holds a role. They stay when no curator answers.
@@ -46,10 +49,18 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
         if !parts.local_roles.get().as_ref().is_some_and(needs_them) {
             roles.wait_for(needs_them).await?;
         }
-        let Some(configuration) = ask(&parts.connection).await else {
+        let Some(info) = ask(&parts.connection).await else {
             sleep(ASK_AGAIN).await;
             continue;
         };
+        match RecoveryRecipient::from_field(&info.recovery_recipient) {
+            Ok(recipient) if worker.recovery_recipient.value().get() != Some(recipient) => {
+                worker.recovery_recipient.set(recipient);
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("invalid answer of a curator: recovery_{error}"),
+        }
+        let configuration = info.configuration.unwrap_or_default();
         let hosts = configuration.server_hosts().into();
         if worker.server_hosts.value().get().as_ref() != Some(&hosts) {
             worker.server_hosts.set(hosts);
@@ -63,10 +74,10 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
 }
 
 /// `None` on an error.
-async fn ask(connection: &Value<CuratorConnection>) -> Option<ClusterConfiguration> {
+async fn ask(connection: &Value<CuratorConnection>) -> Option<GetClusterInfoResponse> {
     let connection = connection.watch().next().await.ok()?;
-    match timeout(ANSWER_WITHIN, connection.configuration()).await {
-        Ok(Ok(configuration)) => return Some(configuration),
+    match timeout(ANSWER_WITHIN, connection.cluster_info()).await {
+        Ok(Ok(info)) => return Some(info),
         Ok(Err(error)) => tracing::debug!("cannot get the cluster configuration: {error}"),
         Err(_) => tracing::debug!("cannot get the cluster configuration: no answer"),
     }

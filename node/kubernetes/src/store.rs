@@ -37,15 +37,15 @@ const MAX_IN_USE_BYTES: u64 = QUOTA / 4 * 3;
 /// Shutdown timeout: first the API server ends, then its connections.
 const END_WITHIN: Duration = USERS_WITHIN.saturating_add(Duration::from_secs(2));
 
-/// Why the socket cannot be served.
+/// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum SocketError {
     /// The directory cannot be created.
     #[error("cannot create the directory of the API server's etcd socket")]
     Directory(#[from] FileError),
     /// The socket cannot be bound.
     #[error("cannot listen on {socket}")]
-    Socket {
+    Listen {
         /// Path of the socket.
         socket: PathBuf,
         /// The cause.
@@ -70,7 +70,8 @@ pub(crate) async fn run(
     capacity: &Writer<Capacity>,
 ) -> Outcome {
     ctx.ends_within(END_WITHIN);
-    let listener = listen(directory, user)?;
+    files::create_dir_durably(directory, 0o700).map_err(SocketError::from)?;
+    let listener = listen(&directory.join(SOCKET), user)?;
     let over = CancellationToken::new();
     let end = async {
         ctx.cancelled().await;
@@ -88,19 +89,18 @@ pub(crate) async fn run(
     }
 }
 
-fn listen(directory: &Path, user: Option<u32>) -> Result<UnixListener, StoreError> {
-    files::create_dir_durably(directory, 0o700)?;
-    let socket = directory.join(SOCKET);
-    let failed = |source| StoreError::Socket {
-        socket: socket.clone(),
+/// Listens on a unix socket that only this user can open, besides root; `None`: the user of this process.
+pub(crate) fn listen(socket: &Path, user: Option<u32>) -> Result<UnixListener, SocketError> {
+    let failed = |source| SocketError::Listen {
+        socket: socket.to_owned(),
         source,
     };
     // A process that was killed leaves its socket behind.
-    match std::fs::remove_file(&socket) {
+    match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    let listener = UnixListener::bind(&socket).map_err(failed)?;
-    std::os::unix::fs::chown(&socket, user, user).map_err(failed)?;
+    let listener = UnixListener::bind(socket).map_err(failed)?;
+    std::os::unix::fs::chown(socket, user, user).map_err(failed)?;
     Ok(listener)
 }

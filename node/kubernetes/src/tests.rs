@@ -66,7 +66,7 @@ impl Fake {
         let directory = tempfile::tempdir().unwrap();
         let extensions = Arc::new(extensions(&directory));
         let root = Root::under(&directory.path().join("node"));
-        for part in [root.data.path(), root.ephemeral.path()] {
+        for part in [root.data.node().path(), root.ephemeral.path()] {
             fs::create_dir_all(part).unwrap();
         }
         let cluster = TestCluster::new();
@@ -230,6 +230,7 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
         condition: Arc::new(writer),
         address_status: Arc::new(event::value().0),
         server_hosts: event::value().1,
+        recovery_recipient: event::value().1,
         lost: AtomicBool::new(false),
     });
     let serves = async || {

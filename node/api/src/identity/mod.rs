@@ -16,7 +16,9 @@ pub use ids::{ClusterId, Identity, IdentityError, NodeId, Subject, UserName};
 pub use keys::{BadSignature, JoinKey, KeyError, NodeKey, OwnerKey, PublicKey, SigningKey};
 pub use mesh::{MeshKey, MeshSecret};
 pub use p256::{P256Key, P256PublicKey};
-pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLengthError, Ticket};
+pub use secrets::{
+    ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLengthError, SecretsKey, Ticket,
+};
 
 use rustls_pki_types::CertificateDer;
 

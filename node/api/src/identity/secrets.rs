@@ -72,6 +72,8 @@ secret! {
     NodeUnlockKey is "node unlock key",
     /// The cluster's half of a data partition's key.
     ClusterUnlockKey is "cluster unlock key",
+    /// Encrypts what API servers encrypt the Secrets of Kubernetes with.
+    SecretsKey is "key of Kubernetes' Secrets",
     /// Lets a machine ask to be registered; nothing more.
     Ticket is "register ticket",
     /// Shared by the owner and the first node: with it the cluster proves its CA at first contact.

@@ -281,6 +281,19 @@ pub static SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        path: "kubernetes.secrets_key_generation",
+        help: "Number of the key that encrypts Secrets; a larger one replaces the key",
+        fixed: None,
+        kind: &Number {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.secrets_key_generation
+            },
+            default: 1,
+            range: 1..=1_000_000,
+        },
+    },
+    Setting {
         path: "curator_session_seconds",
         help: "Seconds until a lost leader is replaced; for sessions that curators begin afterwards",
         fixed: None,

@@ -68,6 +68,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.api_address" => "192.0.2.100",
         "kubernetes.api_endpoint" => "api.example:443",
         "kubernetes.audit_level" => "REQUEST",
+        "kubernetes.secrets_key_generation" => "7",
         "certificate_names" => "curators.example,192.0.2.101",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
@@ -128,6 +129,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
             control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
             pod_network: PodNetwork::BuiltIn.into(),
             audit_level: AuditLevel::Metadata.into(),
+            secrets_key_generation: 1,
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
@@ -251,8 +253,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.pod_network, kubernetes.registry_mirrors, kubernetes.registry_authorities, \
          kubernetes.registry_credentials, kubernetes.registry_proxy, \
          kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
-         kubernetes.audit_level, curator_session_seconds, time_servers, \
-         certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
+         kubernetes.audit_level, kubernetes.secrets_key_generation, curator_session_seconds, \
+         time_servers, certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
     );
 }
 

@@ -33,8 +33,8 @@ use crate::v1::node_management_server::NodeManagementServer;
 use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
-    GetCurrentLeaderRequest, GetCurrentLeaderResponse, HeartbeatRequest, KubernetesConfiguration,
-    LogEntry, Node, NodeStatus, OwnerReplacement, WatchEvent,
+    GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetSecretsKeysResponse, HeartbeatRequest,
+    KubernetesConfiguration, LogEntry, Node, NodeStatus, OwnerReplacement, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -58,6 +58,8 @@ pub struct Script {
     pub directory: ClusterDirectory,
     /// For `GetKubernetesAccess`: the API servers, and a placeholder for their CA certificate.
     pub kubernetes: Option<(Vec<String>, Vec<u8>)>,
+    /// For `GetSecretsKeys`; `ProvideSecretsKeys` adds to it.
+    pub secrets_keys: GetSecretsKeysResponse,
     /// For `GetCACertificate`, the proof. `None`: it returns an error.
     pub first_contact_secret: Option<FirstContactSecret>,
     /// For `GetCACertificate`, instead of the true answer: a man in the middle.
@@ -94,6 +96,7 @@ impl Default for Script {
             configuration_version: 1,
             directory: ClusterDirectory::default(),
             kubernetes: None,
+            secrets_keys: GetSecretsKeysResponse::default(),
             first_contact_secret: None,
             relayed_ca: None,
             owner: None,
@@ -284,6 +287,11 @@ impl TestCurator {
     /// Replaces the settings of Kubernetes.
     pub fn set_kubernetes(&self, settings: KubernetesConfiguration) {
         self.answers.script().configuration.kubernetes = Some(settings);
+    }
+
+    /// The keys of Secrets, with what callers have added.
+    pub fn secrets_keys(&self) -> GetSecretsKeysResponse {
+        self.answers.script().secrets_keys.clone()
     }
 
     /// Replaces owner and recovery recipient.

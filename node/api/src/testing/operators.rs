@@ -16,10 +16,11 @@ use crate::v1::{
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
     GetNodesResponse, GetPacketFilterRequest, GetPacketFilterResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, Node, NodeRoles, NodeSelector, NodeState, PowerOffRequest,
-    PowerOffResponse, RebootRequest, RebootResponse, ReplaceOwnerRequest, ReplaceOwnerResponse,
-    UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
-    UpdateNodeRolesResponse, node_roles, node_selector,
+    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse, Node, NodeRoles,
+    NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, ProvideSecretsKeysRequest,
+    ProvideSecretsKeysResponse, RebootRequest, RebootResponse, ReplaceOwnerRequest,
+    ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles, node_selector,
 };
 
 impl Answering {
@@ -252,6 +253,29 @@ impl Management for Answering {
             configuration: Some(script.configuration.clone()),
             version: script.configuration_version,
         }))
+    }
+
+    async fn get_secrets_keys(
+        &self,
+        _: Request<GetSecretsKeysRequest>,
+    ) -> Result<Response<GetSecretsKeysResponse>, Status> {
+        self.called("GetSecretsKeys");
+        Ok(Response::new(self.script().secrets_keys.clone()))
+    }
+
+    async fn provide_secrets_keys(
+        &self,
+        request: Request<ProvideSecretsKeysRequest>,
+    ) -> Result<Response<ProvideSecretsKeysResponse>, Status> {
+        self.called("ProvideSecretsKeys");
+        let mut script = self.script();
+        for provided in request.into_inner().keys {
+            let mut keys = script.secrets_keys.keys.iter_mut();
+            let key = keys.find(|key| key.generation == provided.generation);
+            let key = key.ok_or_else(|| Status::invalid_argument("no such generation"))?;
+            key.wrapped.extend(provided.wrapped);
+        }
+        Ok(Response::new(ProvideSecretsKeysResponse {}))
     }
 
     async fn replace_owner(

@@ -164,6 +164,7 @@ async fn start_curator(
         time: worker.time.clone(),
         client: handle.root().namespaced(ConsensusUser::Curator),
         kubernetes_pki: handle.root().namespaced(ConsensusUser::KubernetesPki),
+        kubernetes_secrets: handle.root().namespaced(ConsensusUser::KubernetesSecrets),
         members: handle.root().members(),
         peers,
         version: worker.image.version.clone(),

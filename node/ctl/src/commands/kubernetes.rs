@@ -6,6 +6,8 @@
 //! user who loses access to the cluster loses access to Kubernetes within the hour, and nothing has
 //! to be renewed.
 
+mod secrets_keys;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,6 +62,13 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
             let access = Access::ask(global, &Session::new(global)?).await?;
             print_json(&access.credential()?)
         }
+        Kubernetes::RotateSecretsKey { wait, output } => {
+            secrets_keys::rotate(global, wait, output.form).await
+        }
+        Kubernetes::RecoverSecretsKey {
+            recovery_key,
+            output,
+        } => secrets_keys::recover(global, &recovery_key, output.form).await,
     }
 }
 

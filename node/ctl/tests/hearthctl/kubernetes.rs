@@ -2,7 +2,11 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use hearth_api::identity::SigningKey;
+use hearth_api::identity::{SecretsKey, SigningKey};
+use hearth_api::recovery::{RecoveryKey, RecoveryRecipient, WrappedKey};
+use hearth_api::secrets_keys::{ControllerKey, Generation};
+use hearth_api::v1::get_secrets_keys_response::{Controller, Key};
+use hearth_api::v1::{GetSecretsKeysResponse, WrappedSecretsKey};
 use tokio::net::TcpListener;
 
 use super::*;
@@ -231,4 +235,154 @@ async fn what_kubernetes_waits_for_is_shown_as_the_nodes_report_it() {
     assert_eq!(shown["servers"], json!(["https://192.0.2.100:6443"]));
     assert_eq!(shown["nodes"].as_array().expect("nodes").len(), 1);
     assert_eq!(shown["nodes"][0]["conditions"][0]["reason"], "Failing");
+}
+
+/// A cluster with two keys, to which the first controller has access and the second has not.
+struct Secrets {
+    recovery: RecoveryKey,
+    second: ControllerKey,
+    keys: [SecretsKey; 2],
+}
+
+impl Secrets {
+    fn new() -> Self {
+        Self {
+            recovery: RecoveryKey::generate(),
+            second: ControllerKey::generate(),
+            keys: [(); 2].map(|()| SecretsKey::generate()),
+        }
+    }
+
+    fn generation(fixture: &Fixture, number: u32) -> Generation {
+        Generation {
+            cluster: fixture.cluster.id,
+            number,
+        }
+    }
+
+    fn known(&self, fixture: &Fixture, rewritten: bool) -> GetSecretsKeysResponse {
+        let first = ControllerKey::generate().recipient();
+        let key = |(number, key): (u32, &SecretsKey)| {
+            let of = Self::generation(fixture, number);
+            let wrapped = |to: &RecoveryRecipient| WrappedSecretsKey {
+                recipient: to.as_bytes().to_vec(),
+                wrapped_key: of.wrap(to, key).expect("a recipient").as_bytes().to_vec(),
+            };
+            Key {
+                generation: number,
+                id: of.id(key),
+                wrapped: vec![wrapped(&first), wrapped(&self.recovery.recipient())],
+                rewritten: number == 1 || rewritten,
+            }
+        };
+        let controller = |id: &str, to: RecoveryRecipient, generation| Controller {
+            node_id: id.to_owned(),
+            recipient: to.as_bytes().to_vec(),
+            generation,
+        };
+        GetSecretsKeysResponse {
+            keys: (1..).zip(&self.keys).map(key).collect(),
+            controllers: vec![
+                controller("node-1", first, 2),
+                controller("node-2", self.second.recipient(), 0),
+            ],
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_recovery_key_gives_controllers_access() {
+    let (fixture, secrets) = (Fixture::new(), Secrets::new());
+    let script = Script {
+        secrets_keys: secrets.known(&fixture, true),
+        ..fixture.script()
+    };
+    let curator = TestCurator::start(&fixture.cluster, script, wall_clock()).await;
+    fixture.take_ownership(&curator).await;
+    let file = fixture.path("a-recovery-key");
+    let command = [
+        "kubernetes",
+        "recover-secrets-key",
+        "--recovery-key",
+        text(&file),
+    ];
+    let write = |key: &RecoveryKey| {
+        std::fs::write(&file, hex::encode(key.expose())).expect("it is written");
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&file, private).expect("it is the user's");
+    };
+
+    write(&RecoveryKey::generate());
+    let (code, said) = fixture.fails(&command).await;
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains("not encrypted to this recovery key"),
+        "{said}"
+    );
+
+    write(&secrets.recovery);
+    let output = fixture.run(&command).await;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("gave access to node-2"),
+        "{said}"
+    );
+    let known = curator.secrets_keys();
+    for (key, secret) in known.keys.iter().zip(&secrets.keys) {
+        let own = secrets.second.recipient();
+        let given = key
+            .wrapped
+            .iter()
+            .find(|one| one.recipient == own.as_bytes());
+        let given = WrappedKey::try_from(&given.expect("it is given").wrapped_key[..]);
+        let of = Secrets::generation(&fixture, key.generation);
+        let opened = of.open(&secrets.second, &given.expect("a wrapped key"));
+        assert_eq!(opened.as_ref(), Ok(secret));
+    }
+
+    let printed = fixture
+        .json(&[&command[..], &["-o", "json"]].concat())
+        .await;
+    assert_eq!(printed["controllers"][1]["has_access"], true);
+    assert_eq!(curator.secrets_keys(), known, "nothing is given twice");
+}
+
+#[tokio::test]
+async fn a_rotation_asks_for_the_next_key_and_says_what_it_waits_for() {
+    let (fixture, secrets) = (Fixture::new(), Secrets::new());
+    let script = Script {
+        secrets_keys: secrets.known(&fixture, false),
+        ..fixture.script()
+    };
+    let curator = TestCurator::start(&fixture.cluster, script, wall_clock()).await;
+    fixture.take_ownership(&curator).await;
+    let rotate = ["kubernetes", "rotate-secrets-key", "--wait"];
+    let setting = [
+        "cluster",
+        "get",
+        "kubernetes.secrets_key_generation",
+        "-o",
+        "json",
+    ];
+    let waits = [&rotate[..], &["1s"]].concat();
+    let output = fixture.run(&waits).await;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("waiting for a controller to generate the key"),
+        "{said}"
+    );
+    assert!(said.contains("go on without this command"), "{said}");
+    let set = fixture.json(&setting).await;
+    assert_eq!(
+        set["settings"]["kubernetes.secrets_key_generation"]["value"],
+        3
+    );
+
+    // Without a wait it says what there is.
+    let printed = fixture.ok(&[&rotate[..], &["0"]].concat()).await;
+    assert!(
+        printed.contains("GENERATION") && printed.contains("node-2"),
+        "{printed}"
+    );
 }

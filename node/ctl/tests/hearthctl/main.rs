@@ -254,6 +254,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "kubernetes.api_address": "",
             "kubernetes.api_endpoint": "",
             "kubernetes.audit_level": "METADATA",
+            "kubernetes.secrets_key_generation": 1,
             "curator_session_seconds": 6,
             "time_servers": [],
             "certificate_lifetime_seconds": 604800,

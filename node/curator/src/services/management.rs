@@ -15,15 +15,16 @@ use hearth_api::v1::{
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, Node, NodeHealth, NodeState, ReplaceOwnerRequest,
+    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse, Node, NodeHealth,
+    NodeState, ProvideSecretsKeysRequest, ProvideSecretsKeysResponse, ReplaceOwnerRequest,
     ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
     UpdateNodeRolesRequest, UpdateNodeRolesResponse,
 };
 use hearth_cluster::decisions::configuration;
 use tonic::{Request, Response, Status};
 
-use super::kubernetes;
 use super::node_commands::NodeCommands;
+use super::{kubernetes, secrets_keys};
 use crate::core::Core;
 use crate::streams;
 
@@ -186,6 +187,21 @@ impl Management for Service {
             .configure(request)
             .await
             .map(Response::new)
+    }
+
+    async fn get_secrets_keys(
+        &self,
+        _: Request<GetSecretsKeysRequest>,
+    ) -> Result<Response<GetSecretsKeysResponse>, Status> {
+        secrets_keys::list(&self.core).await.map(Response::new)
+    }
+
+    async fn provide_secrets_keys(
+        &self,
+        request: Request<ProvideSecretsKeysRequest>,
+    ) -> Result<Response<ProvideSecretsKeysResponse>, Status> {
+        let provided = secrets_keys::provide(&self.core, request.into_inner());
+        provided.await.map(Response::new)
     }
 
     async fn replace_owner(

@@ -10,6 +10,7 @@ mod management;
 mod networking;
 mod node_commands;
 mod request;
+mod secrets_keys;
 mod watch;
 
 use std::sync::Arc;

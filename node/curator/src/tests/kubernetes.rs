@@ -2,15 +2,20 @@
 
 use std::time::{Duration, SystemTime};
 
-use hearth_api::identity::{NodeCredentials, SigningKey};
+use hearth_api::identity::{NodeCredentials, NodeId, SigningKey};
+use hearth_api::recovery::{RecoveryKey, WrappedKey};
 use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
 use hearth_api::v1::issue_certificate_request::{Kind, KubernetesWorker};
 use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::provide_secrets_keys_request::Provided;
 use hearth_api::v1::{
-    GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateRequest,
-    IssueCertificateResponse, NodeRoles, NodeState, node_roles,
+    GetKubernetesAccessRequest, GetKubernetesAccessResponse, GetSecretsKeysRequest,
+    IssueCertificateRequest, IssueCertificateResponse, NodeRoles, NodeState,
+    ProvideSecretsKeysRequest, node_roles,
 };
 use hearth_base::testing::within_timeout;
+use hearth_consensus::ConsensusUser;
+use hearth_consensus::secrets_keys::{Controller, SecretsKeys, StoredKey, wrapped_message};
 use hearth_host::pki::kubernetes::{KeyAndCertificate, OPERATOR_LIFETIME, WORKER_LIFETIME};
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;
@@ -225,5 +230,71 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
     };
     let refused = management.get_kubernetes_access(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+/// An owner adds keys for controllers, and for nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_secrets_are_added_for_controllers_only() {
+    let world = World::new(quick()).await;
+    let wrapped = |byte: u8| WrappedKey::try_from(&[byte; 80][..]).unwrap();
+    let recipients = [1, 2, 3].map(|byte| RecoveryKey::from_bytes([byte; 32]).recipient());
+    let etcd = world.etcd.handle();
+    let keys = SecretsKeys::new(etcd.root().namespaced(ConsensusUser::KubernetesSecrets));
+    let known = keys.read().await.unwrap();
+    let stored = StoredKey {
+        id: "1-0011223344556677".into(),
+        wrapped: vec![(recipients[0], wrapped(7))],
+        rewritten: true,
+    };
+    keys.put(&known, 1, &stored).await.unwrap();
+    for (byte, recipient) in [(1, recipients[0]), (2, recipients[1])] {
+        let controller = Controller {
+            recipient,
+            generation: 1,
+        };
+        let node = NodeId::from_bytes([byte; 16]);
+        keys.announce(&known, node, &controller).await.unwrap();
+    }
+    let mut management = world.management().await;
+    let listed = management.get_secrets_keys(GetSecretsKeysRequest {});
+    let listed = listed.await.unwrap().into_inner();
+    assert_eq!((listed.keys.len(), listed.controllers.len()), (1, 2));
+    assert_eq!(listed.keys[0].generation, 1);
+
+    let provided = |generation, recipient, byte| ProvideSecretsKeysRequest {
+        keys: vec![Provided {
+            generation,
+            wrapped: Some(wrapped_message(&recipient, &wrapped(byte))),
+        }],
+    };
+    for (request, said) in [
+        (provided(2, recipients[1], 8), "keys.generation"),
+        (provided(1, recipients[2], 8), "keys.wrapped.recipient"),
+        (
+            ProvideSecretsKeysRequest {
+                keys: vec![Provided::default()],
+            },
+            "keys.wrapped",
+        ),
+    ] {
+        let refused = management.provide_secrets_keys(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().starts_with(said), "{refused}");
+    }
+    // What is there is not replaced.
+    for (recipient, byte) in [(recipients[1], 8), (recipients[0], 9), (recipients[1], 9)] {
+        let request = provided(1, recipient, byte);
+        management.provide_secrets_keys(request).await.unwrap();
+    }
+    let now = keys.read().await.unwrap();
+    let expected = vec![(recipients[0], wrapped(7)), (recipients[1], wrapped(8))];
+    assert_eq!(now.keys[&1].content.wrapped, expected);
+    assert!(now.keys[&1].content.rewritten);
+
+    let node = world.add_node(NodeState::Up).await;
+    let mut management = ManagementClient::new(world.channel(&Who::Node(&node)));
+    let refused = management.get_secrets_keys(GetSecretsKeysRequest {}).await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
     world.stop().await;
 }

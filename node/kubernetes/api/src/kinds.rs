@@ -65,6 +65,8 @@ pub const CLAIMS: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumecl
 pub const NAMESPACES: Kind = Kind::core("Namespace", "namespaces");
 /// `ConfigMap`.
 pub const CONFIG_MAPS: Kind = Kind::core("ConfigMap", "configmaps");
+/// `Secret`.
+pub const SECRETS: Kind = Kind::core("Secret", "secrets");
 /// `ServiceAccount`.
 pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts");
 /// `Event`.

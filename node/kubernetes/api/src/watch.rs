@@ -251,6 +251,7 @@ impl Follower {
 }
 
 /// The pages of a list.
+#[derive(Debug)]
 struct Pages {
     /// Where the next page begins; empty at the begin and at the end.
     more: String,
@@ -293,6 +294,49 @@ impl Pages {
             let items = page.items.unwrap_or_default();
             return Ok((items, page.metadata.resource_version));
         }
+    }
+}
+
+/// All objects of a kind, page by page; of each only the metadata is kept. Safe to cancel.
+#[derive(Debug)]
+pub struct MetadataPages {
+    objects: Objects,
+    /// `None` after the last page.
+    pages: Option<Pages>,
+}
+
+impl MetadataPages {
+    /// Begins with the first page.
+    pub fn of(objects: Objects) -> Self {
+        let pages = Pages {
+            more: String::new(),
+            limit: PAGE_OBJECTS,
+        };
+        Self {
+            objects,
+            pages: Some(pages),
+        }
+    }
+
+    /// The next page; `None` after the last one. Fails with [`StatusCode::GONE`] if the pages were read so slowly that
+    /// the server does not know any more where they continue.
+    pub async fn next(&mut self) -> Result<Option<Vec<Metadata>>, ApiError> {
+        #[derive(Deserialize)]
+        struct Listed {
+            metadata: Metadata,
+        }
+        let Some(pages) = &mut self.pages else {
+            return Ok(None);
+        };
+        let (items, _) = pages.next(&self.objects, &Which::All).await?;
+        if pages.more.is_empty() {
+            self.pages = None;
+        }
+        let items = items.iter().map(|object| {
+            let Listed { metadata } = serde_json::from_str(object.get())?;
+            Ok(metadata)
+        });
+        items.collect::<Result<_, ApiError>>().map(Some)
     }
 }
 

@@ -26,8 +26,12 @@ impl Files {
         }
     }
 
-    /// Writes the files that are valid as long as the CAs.
-    pub(super) fn prepare(&self, authorities: &Authorities) -> Result<(), FileError> {
+    /// Writes the files that do not change while the role is assigned.
+    pub(super) fn prepare(
+        &self,
+        authorities: &Authorities,
+        encryption: &Value,
+    ) -> Result<(), FileError> {
         files::create_dir_durably(self.directory.path(), 0o700)?;
         let key = authorities.service_accounts();
         let private = key.private_pem();
@@ -38,6 +42,11 @@ impl Files {
         ] {
             files::write_atomic(&path, content.as_bytes(), PRIVATE)?;
         }
+        files::write_atomic(
+            &self.encryption(),
+            encryption.to_string().as_bytes(),
+            PRIVATE,
+        )?;
         let path = self.service_account_key();
         files::write_atomic(&path, private.expose().as_bytes(), PRIVATE)
     }
@@ -119,6 +128,16 @@ impl Files {
     /// What is recorded of requests.
     pub(super) fn audit_policy(&self) -> PathBuf {
         self.directory.audit_policy()
+    }
+
+    /// What is encrypted.
+    pub(super) fn encryption(&self) -> PathBuf {
+        self.directory.encryption()
+    }
+
+    /// Socket of the provider of keys.
+    pub(super) fn key_provider(&self) -> PathBuf {
+        self.directory.key_provider()
     }
 
     /// Paths of a certificate and its key.

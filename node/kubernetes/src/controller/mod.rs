@@ -23,6 +23,7 @@ mod audit;
 mod files;
 mod pod_security;
 mod programs;
+mod secrets;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use std::time::SystemTime;
 
 use hearth_api::hosts::Host;
 use hearth_api::names::{self, ports};
+use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{AuditLevel, KubernetesConfiguration};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
@@ -51,6 +53,7 @@ use super::virtual_address::{self, AddressStatus};
 use super::{AUDIT_LOG, RoleCondition, Worker, reconciler, store};
 use files::Files;
 use pod_security::PodSecurity;
+use secrets::KeyStatus;
 
 /// The ports of the programs.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +94,8 @@ struct Controller {
     settings: Value<Arc<KubernetesConfiguration>>,
     /// The further names and addresses in the certificate of the API server.
     hosts: Value<Arc<[Host]>>,
+    /// Whether there are keys with which the API server can encrypt and decrypt Secrets.
+    keys: Value<KeyStatus>,
 }
 
 /// What the API server reads of the cluster's settings when it starts.
@@ -117,6 +122,8 @@ pub(crate) struct Shared<'a> {
     pub address_status: &'a Arc<Writer<AddressStatus>>,
     /// Input: further names and addresses in the certificate of the API server.
     pub server_hosts: &'a Value<Arc<[Host]>>,
+    /// Input: the recovery recipient of the cluster, if it has one.
+    pub recovery_recipient: &'a Value<Option<RecoveryRecipient>>,
 }
 
 impl Controller {
@@ -151,15 +158,18 @@ pub(crate) async fn run(
         pki,
         store,
         among_controllers,
+        secrets_keys,
     } = reach_consensus(parts, condition).await?;
     let authorities = kubernetes_authorities::ensure(&pki, member.own.ca().certificate()).await?;
     let files = Files::new(&parts.root);
     let shared = {
         let (files, authorities) = (files.clone(), &authorities);
-        files.prepare(authorities)?;
+        let encryption = secrets::encryption_configuration(&files.key_provider());
+        files.prepare(authorities, &encryption)?;
         files
     };
 
+    let keyring = secrets::keyring(&parts.root, &member, secrets_keys)?;
     let profiles = [
         programs::APISERVER,
         programs::CONTROLLER_MANAGER,
@@ -180,6 +190,7 @@ pub(crate) async fn run(
         apiserver: progresses[0].value(),
         settings: parts.settings.value(),
         hosts: outer.server_hosts.clone(),
+        keys: keyring.status(),
     });
     let all = controller.clone();
     ctx.run("store", move |ctx| {
@@ -200,6 +211,7 @@ pub(crate) async fn run(
             .await
         }
     })?;
+    secrets::start(ctx, &controller, keyring, outer.recovery_recipient)?;
     let audit = Arc::new(audit::Worker {
         file: parts.root.data.audit_log(),
         user: parts.control_plane_user,
@@ -253,7 +265,7 @@ pub(crate) async fn run(
     tell(
         profiles.map(|profile| profile.binary),
         progresses.map(|progress| progress.value()),
-        controller.room.value(),
+        (controller.keys.clone(), controller.room.value()),
         objects.value(),
         condition,
     )
@@ -269,6 +281,8 @@ struct Reached {
     store: NamespacedClient,
     /// What the controllers agree on.
     among_controllers: NamespacedClient,
+    /// The keys of Secrets.
+    secrets_keys: NamespacedClient,
 }
 
 /// Waits until etcd serves on this node and the node belongs to its cluster.
@@ -286,6 +300,7 @@ async fn reach_consensus(
                 pki: handle.client(ConsensusUser::KubernetesPki)?,
                 store: handle.client(ConsensusUser::Kubernetes)?,
                 among_controllers: handle.client(ConsensusUser::KubernetesControllers)?,
+                secrets_keys: handle.client(ConsensusUser::KubernetesSecrets)?,
                 consensus: handle,
             })
         });
@@ -300,21 +315,24 @@ async fn reach_consensus(
     }
 }
 
-/// Updates the condition of the role from the states of the programs, the store, and the objects
-/// that users rely on.
+/// Updates the condition of the role from the states of the keys of Secrets, the programs, the store, and the
+/// objects that users rely on.
 async fn tell(
     programs: [Binary; 3],
     progresses: [Value<Progress>; 3],
-    room: Value<Capacity>,
+    (keys, room): (Value<KeyStatus>, Value<Capacity>),
     objects: Value<Progress>,
     condition: &Writer<RoleCondition>,
 ) -> Outcome {
     let mut watchers = progresses.each_ref().map(Value::watch);
-    let (mut rooms, mut made) = (room.watch(), objects.watch());
+    let (mut rooms, mut made, mut opened) = (room.watch(), objects.watch(), keys.watch());
     loop {
         let now = progresses.each_ref().map(Value::get);
         let programs = programs.into_iter().zip(now);
-        condition.set(judge(programs, room.get(), objects.get()));
+        condition.set(match keys.get().and_then(|keys| keys.condition()) {
+            Some(unmet) => unmet,
+            None => judge(programs, room.get(), objects.get()),
+        });
         let [a, b, c] = &mut watchers;
         tokio::select! {
             changed = a.next() => drop(changed?),
@@ -322,6 +340,7 @@ async fn tell(
             changed = c.next() => drop(changed?),
             changed = rooms.next() => drop(changed?),
             changed = made.next() => drop(changed?),
+            changed = opened.next() => drop(changed?),
         }
     }
 }
@@ -401,6 +420,11 @@ async fn keep(
             // Without an API server they would exit. The controller-manager would do so even while
             // it is the leader, and the others would wait for its lease to expire.
             all.serves().await?;
+        } else {
+            // It would answer no request for a Secret.
+            let mut keys = all.keys.watch();
+            keys.wait_for(|keys| matches!(keys, KeyStatus::Ready(_)))
+                .await?;
         }
         let address = all.parts.address.watch().next().await?;
         let settings = all.settings.watch().next().await?;

@@ -238,6 +238,7 @@ fn apiserver(
         ("authorization-config", files.authorization().into()),
         ("enable-admission-plugins", "NodeRestriction".into()),
         ("admission-control-config-file", files.admission().into()),
+        ("encryption-provider-config", files.encryption().into()),
         // Which pods may be privileged is up to Pod Security.
         ("allow-privileged", "true".into()),
         ("profiling", "false".into()),

@@ -114,15 +114,18 @@ impl Plane {
             let (parts, bundle, condition) = (parts.clone(), bundle.clone(), condition.clone());
             async move {
                 let (writer, server_hosts) = event::value();
+                let (recipient_writer, recovery_recipient) = event::value();
                 let settings = Arc::new(crate::settings::Worker {
                     parts: parts.clone(),
                     server_hosts: writer,
+                    recovery_recipient: recipient_writer,
                 });
                 ctx.run_worker("settings", &settings, crate::settings::run)?;
                 let outer = Shared {
                     condition: &condition,
                     address_status: &Arc::new(event::value().0),
                     server_hosts: &server_hosts,
+                    recovery_recipient: &recovery_recipient,
                 };
                 ctx.until_cancelled(run(&ctx, &parts, bundle, ports, outer))
                     .await
@@ -154,11 +157,18 @@ impl Plane {
         access::client(&url, authorities.ca(), &own).unwrap()
     }
 
+    /// A control plane that does not work prints its log.
     async fn works(&mut self, what: &str) {
         let met = self
             .standings
             .wait_for(|condition| *condition == RoleCondition::Met);
-        slowly(what, met).await.unwrap();
+        match tokio::time::timeout(SLOW, met).await {
+            Ok(met) => drop(met.unwrap()),
+            Err(_) => {
+                self.alone.print_log();
+                panic!("{what}: not within {SLOW:?}");
+            }
+        }
     }
 
     async fn does_not_work(&mut self, what: &str) {
@@ -315,6 +325,60 @@ async fn creation_is_recorded(plane: &Plane, client: &Client) {
         }
     })
     .await;
+}
+
+/// Nothing of a Secret is in etcd in clear, and a change of the setting encrypts it with another key.
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_encrypted_and_a_new_key_reaches_all_of_them() {
+    const ENCRYPTED: &[u8] = b"k8s:enc:kms:v2:hearth:";
+    let calendar = CertificateClock::of_this_machine();
+    let Some(plane) = Plane::start(calendar).await else {
+        return;
+    };
+    let secrets = plane.client().await.within("default", kinds::SECRETS);
+    let object = json!({
+        "metadata": { "name": "it" },
+        "stringData": { "key": "never-in-clear" },
+    });
+    let made = secrets.create(object).await.unwrap();
+    let root = plane.etcd.handle();
+    let store = root.root().namespaced(ConsensusUser::Kubernetes);
+    let contains = |stored: &[u8], text: &[u8]| stored.windows(text.len()).any(|part| part == text);
+    let stored = async || {
+        let found = store.get("/registry/secrets/default/it").await.unwrap();
+        let value = found.expect("it is stored").value;
+        assert!(value.starts_with(ENCRYPTED));
+        for clear in ["never-in-clear", "bmV2ZXItaW4tY2xlYXI"] {
+            assert!(!contains(&value, clear.as_bytes()), "{clear}");
+        }
+        value
+    };
+    // Key IDs have 16 digits.
+    let encrypted_with = |stored: &[u8], generation: u32| {
+        let id = format!("{generation}-");
+        stored.windows(18).any(|part| {
+            part.starts_with(id.as_bytes()) && part[2..].iter().all(u8::is_ascii_hexdigit)
+        })
+    };
+    assert!(encrypted_with(&stored().await, 1));
+
+    plane
+        .curator
+        .curator
+        .set_kubernetes(KubernetesConfiguration {
+            secrets_key_generation: 2,
+            ..KubernetesConfiguration::default()
+        });
+    // The API server asks for the key each minute.
+    slowly("the Secret is rewritten", async {
+        while !encrypted_with(&stored().await, 2) {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    let read: Json = secrets.get("it").await.unwrap().unwrap();
+    assert_eq!(read["data"], made["data"]);
+    plane.stop().await;
 }
 
 /// Certificates are valid for 30 days, of which 20 pass.
