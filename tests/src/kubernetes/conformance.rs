@@ -1,11 +1,12 @@
 //! Kubernetes' own tests, run by its own program.
 //!
 //! `tests/conformance.txt` lists every conformance case of this version, and which of them are run;
-//! `tests/network-policies.txt` those about network policies. The program reports each result in a line of JSON. It may
-//! take an hour, so the bound applies to the time without output.
+//! `tests/network-policies.txt` those about network policies. The program may take an hour, so the bound applies to the
+//! time without a result.
 //!
 //! An area of the list is a test; all cases that can run are a [`Sweep`].
 
+mod progress;
 mod results;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +20,11 @@ use anyhow::{Context, bail, ensure};
 use hearth_lab::conformance::{RESULTS, SHARD, Shard};
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
-use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 use super::Kubernetes;
 use crate::{Outcome, TestCtx, bounds};
+use progress::{Reports, words};
 use results::{CaseResult, Results};
 
 /// The list of all conformance cases.
@@ -176,6 +176,8 @@ impl Kubernetes {
         log: &Path,
         take: &mut dyn FnMut(CaseResult) -> anyhow::Result<()>,
     ) -> Outcome {
+        let reports = Reports::open().await?;
+        let report = self.folder.join("report.json");
         let mut command = CommandLine::new(program);
         command
             .arg("--provider=skeleton")
@@ -183,52 +185,55 @@ impl Kubernetes {
             .arg("--ginkgo.noColor")
             .arg("--disable-log-dump")
             .arg("--dump-logs-on-failure=false")
+            .arg(format!("--progress-report-url={}", reports.url()?))
+            .arg(format!("--ginkgo.json-report={}", report.display()))
             .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
             .arg(format!("--kubectl-path={}", self.kubectl.display()))
             .arg(format!("--e2e-output-dir={}", self.folder.display()))
             .arg(format!("--ginkgo.focus={}", focus(cases)));
-        let mut log = tokio::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(log)
-            .await
-            .with_context(|| format!("cannot open {}", log.display()))?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(log);
+        let log = log.context("cannot open the log of the tests")?;
         let mut child = Command::from(command.to_std())
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::from(log.try_clone().await?.into_std().await))
+            .stdout(log.try_clone()?)
+            .stderr(log)
             .kill_on_drop(true)
             .spawn()
             .context("cannot start Kubernetes' tests")?;
-        let said = child.stdout.take().context("no output")?;
-        let mut lines = BufReader::new(said).lines();
-        let (mut count, mut begun) = (0, Instant::now());
-        loop {
-            let line = tokio::time::timeout(bounds::CASE, lines.next_line()).await;
-            let Some(line) = line.with_context(|| {
-                format!("no output for {:?}, after {count} cases", bounds::CASE)
-            })??
-            else {
-                break;
+        let (mut known, mut begun) = (BTreeSet::new(), Instant::now());
+        let status = loop {
+            let report = tokio::select! {
+                report = tokio::time::timeout(bounds::CASE, reports.next()) => report,
+                status = child.wait() => break status?,
             };
-            log.write_all(line.as_bytes()).await?;
-            log.write_all(b"\n").await?;
-            if let Some((case, passed)) = result(&line) {
+            let report = report.with_context(|| {
+                format!(
+                    "no result for {:?}, after {} cases",
+                    bounds::CASE,
+                    known.len()
+                )
+            })??;
+            if let Some((case, passed)) = report {
                 // They run one after the other.
                 let seconds = begun.elapsed().as_secs_f64();
                 begun = Instant::now();
-                count += 1;
+                known.insert(case.clone());
                 take(CaseResult {
                     case,
                     passed,
                     seconds,
                 })?;
             }
-        }
-        log.flush().await?;
-        let status = child.wait().await?;
-        if count == 0 {
+        };
+        let all =
+            progress::results(&report).with_context(|| format!("the tests ended: {status}"))?;
+        if all.is_empty() {
             bail!("the program ran no cases: {status}");
+        }
+        for result in all {
+            if known.insert(result.case.clone()) {
+                take(result)?;
+            }
         }
         Ok(())
     }
@@ -256,23 +261,6 @@ impl Sweep {
         let folder = folder.map_or_else(|| test.folder().join("sweep"), PathBuf::from);
         Ok(Self { shard, folder })
     }
-}
-
-/// A case and whether it passed, if the line reports that. Marks of the program's other reporter may precede it.
-fn result(line: &str) -> Option<(String, bool)> {
-    let progress: Value = serde_json::from_str(&line[line.find('{')?..]).ok()?;
-    let (word, case) = progress["msg"].as_str()?.split_once(' ')?;
-    match word {
-        "PASSED" => Some((words(case), true)),
-        "FAILED" => Some((words(case), false)),
-        _ => None,
-    }
-}
-
-/// A name with single blanks: upstream has a few with two, and its own list wraps lines there.
-fn words(name: &str) -> String {
-    let words: Vec<_> = name.split_whitespace().collect();
-    words.join(" ")
 }
 
 /// A regular expression that matches exactly these names. The program applies it to the suite's name followed by the
@@ -371,25 +359,6 @@ mod tests {
         let (swept, all) = (list.swept().len(), list.all().count());
         assert!(swept < all && swept > all - 10, "{swept} of {all}");
         assert!(!SAMPLE.select(&list.swept()).is_empty());
-    }
-
-    #[test]
-    fn results_are_heard() {
-        let line = r#"{"msg":"PASSED [a] b should c  [Conformance]","total":2,"completed":1}"#;
-        assert_eq!(
-            result(line),
-            Some(("[a] b should c [Conformance]".to_owned(), true))
-        );
-        assert_eq!(
-            result(r#"•{"msg":"FAILED x"}"#),
-            Some(("x".to_owned(), false))
-        );
-        for other in [
-            r#"{"msg":"Test Suite starting"}"#,
-            "Jan  1 00:00:00 PASSED x",
-        ] {
-            assert_eq!(result(other), None);
-        }
     }
 
     #[test]

@@ -190,6 +190,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
         control_plane_scheduling: ControlPlaneScheduling::Allowed.into(),
         pod_network: PodNetwork::BuiltIn.into(),
         audit_level: AuditLevel::Metadata.into(),
+        secrets_key_generation: 1,
         ..wanted
     };
     assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));
