@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use hearth_lab::conformance::{RESULTS, SHARD, Shard};
+use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD, Shard};
 
 use crate::target::{self, shown};
 use crate::test;
@@ -14,6 +14,7 @@ use crate::ui::Ui;
 
 /// The test that runs the cases.
 const TEST: &str = "conformance::sweep";
+
 /// Run the Kubernetes conformance cases, or a part of them
 ///
 /// tests/conformance.txt lists all cases, and says of each that is not run why. Cases that have passed before are not
@@ -23,7 +24,11 @@ pub(crate) struct Args {
     /// Run only each N-th case, from the I-th on
     #[arg(long, value_name = "I/N", default_value_t = Shard::ALL)]
     shard: Shard,
-    /// Folder for the results: e2e.log, junit_01.xml, summary.txt [default: target/hearth/conformance]
+    /// Run upstream's cases for network policies instead (tests/network-policies.txt)
+    #[arg(long)]
+    network_policies: bool,
+    /// Folder for the results: e2e.log, junit_01.xml, summary.txt [default:
+    /// target/hearth/conformance, or network-policies beside it]
     #[arg(long, value_name = "FOLDER")]
     results: Option<PathBuf>,
     /// Forget earlier results
@@ -35,16 +40,20 @@ pub(crate) struct Args {
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let folder = match &args.results {
         Some(folder) => std::path::absolute(folder)?,
+        None if args.network_policies => target::folder(NETWORK_POLICIES)?,
         None => target::folder("conformance")?,
     };
     if args.fresh && folder.exists() {
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot remove {}", folder.display()))?;
     }
-    let environment = vec![
+    let mut environment = vec![
         (SHARD, args.shard.to_string().into()),
         (RESULTS, folder.clone().into()),
     ];
+    if args.network_policies {
+        environment.push((LIST, NETWORK_POLICIES.into()));
+    }
     let outcome = test::run_one(ui, TEST, environment);
     let summary = folder.join("summary.txt");
     if let Ok(text) = std::fs::read_to_string(&summary) {

@@ -10,6 +10,12 @@ pub const SHARD: &str = "HEARTH_CONFORMANCE_SHARD";
 /// The environment variable with the folder of the results, from which the sweep goes on.
 pub const RESULTS: &str = "HEARTH_CONFORMANCE_RESULTS";
 
+/// The environment variable with the list: [`NETWORK_POLICIES`], or the conformance cases if it is not set.
+pub const LIST: &str = "HEARTH_CONFORMANCE_LIST";
+
+/// The list of upstream's cases for network policies, which are not part of conformance.
+pub const NETWORK_POLICIES: &str = "network-policies";
+
 /// Each N-th case, from the I-th on, so that all parts take about equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {

@@ -17,7 +17,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use hearth_lab::conformance::{RESULTS, SHARD, Shard};
+use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD, Shard};
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use tokio::process::Command;
@@ -29,11 +29,8 @@ use results::{CaseResult, Results};
 
 /// The list of all conformance cases.
 const CONFORMANCE: &str = include_str!("../../conformance.txt");
-/// The list of all cases.
-const LIST: &str = concat!(
-    include_str!("../../conformance.txt"),
-    include_str!("../../network-policies.txt")
-);
+/// The list of the cases for network policies.
+const POLICIES: &str = include_str!("../../network-policies.txt");
 
 /// Precedes a heading.
 const HEADING: &str = "== ";
@@ -52,12 +49,11 @@ const SAMPLE: Shard = Shard::first_of(100);
 /// # Errors
 /// If the list is malformed.
 pub fn areas() -> anyhow::Result<BTreeSet<&'static str>> {
-    let list = Cases::parse(LIST)?;
-    let areas = list
-        .0
-        .keys()
-        .filter_map(|heading| heading.strip_prefix(RUN));
-    Ok(areas.collect())
+    let list = Cases::all_lists()?;
+    let headings = list.0.into_keys();
+    Ok(headings
+        .filter_map(|heading| heading.strip_prefix(RUN))
+        .collect())
 }
 
 impl Kubernetes {
@@ -71,7 +67,7 @@ impl Kubernetes {
         let program = test.kubernetes()?.conformance.as_deref();
         let program =
             program.context("Kubernetes' own tests were not built: --long builds them")?;
-        let list = Cases::parse(LIST)?;
+        let list = Cases::all_lists()?;
         let cases = list.of(area)?;
         self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
 
@@ -115,8 +111,8 @@ impl Kubernetes {
         let program = test.kubernetes()?.conformance.as_deref();
         let program =
             program.context("Kubernetes' own tests were not built: --long builds them")?;
-        let list = Cases::parse(CONFORMANCE)?;
-        self.names_all(program, &list).await?;
+        self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
+        let list = Cases::parse(sweep.list)?;
         let cases = sweep.shard.select(&list.swept());
         let mut results = Results::open(&sweep.folder)?;
         let left: Vec<_> = cases
@@ -243,6 +239,7 @@ impl Kubernetes {
 /// on where it was.
 #[derive(Debug)]
 pub struct Sweep {
+    list: &'static str,
     shard: Shard,
     folder: PathBuf,
 }
@@ -257,9 +254,18 @@ impl Sweep {
             Ok(text) => text.parse().context(SHARD)?,
             Err(_) => SAMPLE,
         };
+        let list = match std::env::var(LIST) {
+            Ok(name) if name == NETWORK_POLICIES => POLICIES,
+            Ok(other) => bail!("{LIST}: expected {NETWORK_POLICIES}, got {other:?}"),
+            Err(_) => CONFORMANCE,
+        };
         let folder = std::env::var_os(RESULTS);
         let folder = folder.map_or_else(|| test.folder().join("sweep"), PathBuf::from);
-        Ok(Self { shard, folder })
+        Ok(Self {
+            list,
+            shard,
+            folder,
+        })
     }
 }
 
@@ -301,6 +307,13 @@ fn upstream(listed: &str) -> BTreeSet<String> {
 struct Cases<'a>(BTreeMap<&'a str, Vec<&'a str>>);
 
 impl<'a> Cases<'a> {
+    /// Those of conformance and of network policies.
+    fn all_lists() -> anyhow::Result<Self> {
+        let mut all = Cases::parse(CONFORMANCE)?;
+        all.0.extend(Cases::parse(POLICIES)?.0);
+        Ok(all)
+    }
+
     fn parse(text: &'a str) -> anyhow::Result<Self> {
         let (mut cases, mut seen, mut heading) = (BTreeMap::new(), BTreeSet::new(), None);
         let lines = text.lines().map(str::trim);
@@ -343,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_list_is_one() {
-        let list = Cases::parse(LIST).unwrap();
+        let list = Cases::all_lists().unwrap();
         for heading in list.0.keys() {
             let known = [RUN, SWEEP, "not run: "];
             let is_known = known.iter().any(|known| heading.starts_with(known));
