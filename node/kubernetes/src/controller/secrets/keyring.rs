@@ -187,12 +187,12 @@ impl Keyring {
         self.key(number).map(|key| key.secret.clone())
     }
 
-    /// The key that encrypts.
+    /// The key that encrypts: the latest one that is open. While another controller has not wrapped a newer one for this
+    /// controller yet, that is an earlier one.
     pub(crate) fn current(&self) -> Result<Arc<Key>, KeyError> {
-        match self.status().get() {
-            Some(KeyStatus::Ready(number)) => self.key(number).ok_or(KeyError::NoKey),
-            _ => Err(KeyError::NoKey),
-        }
+        let opened = self.opened();
+        let (_, latest) = opened.last_key_value().ok_or(KeyError::NoKey)?;
+        Ok(latest.clone())
     }
 
     /// Encrypts for the API server. Returns the ciphertext and the ID of the key.
