@@ -169,7 +169,7 @@ pub(crate) async fn run(
         files
     };
 
-    let keyring = secrets::keyring(&parts.root, &member, secrets_keys)?;
+    let keyring = secrets::open_keyring(&parts.root, &member, secrets_keys)?;
     let profiles = [
         programs::APISERVER,
         programs::CONTROLLER_MANAGER,

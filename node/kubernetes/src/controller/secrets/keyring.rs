@@ -97,7 +97,7 @@ pub(crate) struct Keyring {
     /// The keys in etcd.
     pub stored: SecretsKeys,
     opened: Mutex<BTreeMap<u32, Arc<Key>>>,
-    /// Whether the keys can be used, written by [`sharing`](super::sharing).
+    /// Whether the keys can be used, written by `sharing`.
     pub status: Writer<KeyStatus>,
     /// The generation of the key with which the API server of this node encrypts; 0 until it does.
     used: Writer<u32>,

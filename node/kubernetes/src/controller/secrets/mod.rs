@@ -59,7 +59,7 @@ pub(super) use keyring::KeyStatus;
 pub(super) use provider::encryption_configuration;
 
 /// The keys of a controller, none of which is open yet.
-pub(super) fn keyring(
+pub(super) fn open_keyring(
     root: &Root,
     member: &MemberData,
     client: NamespacedClient,
