@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearth_api::server::Services;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use serde_json::{Value as Json, json};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -66,9 +67,9 @@ pub(crate) async fn run(ctx: Context, provider: Arc<Provider>) -> Outcome {
     let service = KeyManagementServiceServer::new(Service(provider.keyring.clone()))
         .max_decoding_message_size(MAX_REQUEST_SIZE);
     ctx.healthy();
-    let serving = Server::builder()
-        .add_service(service)
-        .serve_with_incoming(UnixListenerStream::new(listener));
+    let services = Services::new().with(service);
+    let incoming = UnixListenerStream::new(listener);
+    let serving = Server::builder().serve_with_incoming(services, incoming);
     ctx.until_cancelled(async { serving.await.map_err(Failure::from) })
         .await
 }
