@@ -13,9 +13,12 @@ use std::fmt;
 
 use crate::identity::{ClusterId, SecretsKey};
 use crate::recovery::{self, RecoveryError, RecoveryKey, RecoveryRecipient, WrappedKey};
+use crate::v1::WrappedSecretsKey;
 
 const WRAPPED: &[u8] = b"hearth kubernetes secrets v1\0";
 const ID: &[u8] = b"hearth kubernetes secrets key id v1\0";
+/// What a [`WrappedSecretsKey`] should be, for errors.
+pub const WRAPPED_KEY: &str = "an X25519 public key of 32 bytes, and a wrapped key of 80";
 /// Bytes of the hash in an ID.
 const ID_LEN: usize = 8;
 
@@ -109,6 +112,35 @@ impl Generation {
         let number = self.number.to_le_bytes();
         [purpose, self.cluster.as_bytes(), &number].concat()
     }
+}
+
+/// The message of a wrapped key.
+pub fn wrapped_message(recipient: &RecoveryRecipient, wrapped: &WrappedKey) -> WrappedSecretsKey {
+    WrappedSecretsKey {
+        recipient: recipient.as_bytes().to_vec(),
+        wrapped_key: wrapped.as_bytes().to_vec(),
+    }
+}
+
+/// A wrapped key from its message.
+///
+/// # Errors
+/// If a field is malformed.
+pub fn parse_wrapped(
+    message: &WrappedSecretsKey,
+) -> Result<(RecoveryRecipient, WrappedKey), RecoveryError> {
+    Ok((
+        RecoveryRecipient::try_from(&message.recipient[..])?,
+        WrappedKey::try_from(&message.wrapped_key[..])?,
+    ))
+}
+
+/// The message in which a key is wrapped for this recipient.
+pub fn find_wrapped<'a>(
+    wrapped: &'a [WrappedSecretsKey],
+    recipient: &[u8],
+) -> Option<&'a WrappedSecretsKey> {
+    wrapped.iter().find(|one| one.recipient == recipient)
 }
 
 #[cfg(test)]

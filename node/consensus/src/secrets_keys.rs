@@ -16,7 +16,7 @@ use std::time::Duration;
 use hearth_api::identity::NodeId;
 use hearth_api::private::{StoredSecretsController, StoredSecretsKey};
 use hearth_api::recovery::{RecoveryError, RecoveryRecipient, WrappedKey};
-use hearth_api::v1::WrappedSecretsKey;
+use hearth_api::secrets_keys::{WRAPPED_KEY, parse_wrapped, wrapped_message};
 use prost::Message as _;
 use tokio::time::timeout;
 
@@ -273,32 +273,11 @@ fn encode_key(key: &StoredKey) -> Vec<u8> {
     stored.encode_to_vec()
 }
 
-/// The message of a wrapped key.
-pub fn wrapped_message(recipient: &RecoveryRecipient, wrapped: &WrappedKey) -> WrappedSecretsKey {
-    WrappedSecretsKey {
-        recipient: recipient.as_bytes().to_vec(),
-        wrapped_key: wrapped.as_bytes().to_vec(),
-    }
-}
-
-/// A wrapped key from its message.
-///
-/// # Errors
-/// If a field is malformed.
-pub fn parse_wrapped(
-    message: &WrappedSecretsKey,
-) -> Result<(RecoveryRecipient, WrappedKey), RecoveryError> {
-    Ok((
-        RecoveryRecipient::try_from(&message.recipient[..])?,
-        WrappedKey::try_from(&message.wrapped_key[..])?,
-    ))
-}
-
 fn wrong(key: &str, field: &'static str, error: &RecoveryError) -> SecretsKeysError {
     SecretsKeysError::Field {
         key: key.to_owned(),
         field,
-        expected: "an X25519 public key of 32 bytes, and a wrapped key of 80",
+        expected: WRAPPED_KEY,
         found: error.to_string(),
     }
 }

@@ -25,7 +25,7 @@ use hearth_sys::child::Child;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
-use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
+use hearth_sys::netlink::{self, Netlink};
 use hearth_sys::{fw_cfg, mkfs};
 use tokio::net::UnixStream;
 use tokio::process::Command;
@@ -88,7 +88,7 @@ async fn come_up() -> Result<Child> {
 async fn network() -> Result<IpAddr> {
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
-    let link = find_link(&netlink).await?;
+    let link = netlink::first_ethernet(&netlink).await?;
     let mut client = dhcp::Client::open(&link.name, dhcp::Options::default()).await?;
     let (tell, leased) = tokio::sync::oneshot::channel();
     let mut tell = Some(tell);
@@ -104,19 +104,6 @@ async fn network() -> Result<IpAddr> {
     };
     reached("network", &cidr.to_string());
     Ok(cidr.address())
-}
-
-/// The first Ethernet interface.
-async fn find_link(netlink: &Netlink) -> Result<Link> {
-    let mut monitor = LinkMonitor::open()?;
-    loop {
-        let links = netlink.list_links().await?;
-        let found = links.into_iter().find(|l| l.kind == LinkKind::Ethernet);
-        match found {
-            Some(link) => return Ok(link),
-            None => monitor.changed().await?,
-        }
-    }
 }
 
 async fn storage() -> Result<()> {

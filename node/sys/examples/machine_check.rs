@@ -28,7 +28,7 @@ use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::dm::{AeadKey, DeviceMapper, Verity, XtsKey};
 use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
-use hearth_sys::netlink::{LinkKind, LinkMonitor, Netlink};
+use hearth_sys::netlink::{self, Netlink};
 use hearth_sys::power_button::PowerButton;
 use hearth_sys::quota::{self, Amount, Usage};
 use hearth_sys::slots::{Loaded, RegionSlot, SlotFormat, SlotPair};
@@ -162,15 +162,7 @@ async fn lease() -> Result<((), String)> {
     let began = Instant::now();
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
-    let mut monitor = LinkMonitor::open()?;
-    let link = loop {
-        let links = netlink.list_links().await?;
-        let found = links.into_iter().find(|l| l.kind == LinkKind::Ethernet);
-        match found {
-            Some(link) => break link,
-            None => monitor.changed().await?,
-        }
-    };
+    let link = netlink::first_ethernet(&netlink).await?;
     let mut client = dhcp::Client::open(&link.name, dhcp::Options::default()).await?;
     let (tell, leased) = tokio::sync::oneshot::channel();
     let mut tell = Some(tell);

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use hearth_sys::dhcp::{self, Lease};
-use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
+use hearth_sys::netlink::{self, Netlink};
 use hearth_sys::{fw_cfg, mounts};
 use tokio::sync::oneshot;
 
@@ -62,7 +62,7 @@ fn run() -> Result<()> {
 /// Keeps the address.
 async fn network(tell: oneshot::Sender<()>) -> Result<()> {
     let netlink = Netlink::open()?;
-    let link = find_link(&netlink).await?;
+    let link = netlink::first_ethernet(&netlink).await?;
     let mut client = dhcp::Client::open(&link.name, dhcp::Options::default()).await?;
     let mut tell = Some(tell);
     let on_lease = |lease: Option<&Lease>| {
@@ -73,19 +73,6 @@ async fn network(tell: oneshot::Sender<()>) -> Result<()> {
         }
     };
     Err(client.run(on_lease).await.into())
-}
-
-/// The first Ethernet interface.
-async fn find_link(netlink: &Netlink) -> Result<Link> {
-    let mut monitor = LinkMonitor::open()?;
-    loop {
-        let links = netlink.list_links().await?;
-        let found = links.into_iter().find(|l| l.kind == LinkKind::Ethernet);
-        match found {
-            Some(link) => return Ok(link),
-            None => monitor.changed().await?,
-        }
-    }
 }
 
 fn serve(peer: SocketAddr) -> Result<()> {

@@ -351,6 +351,21 @@ impl Netlink {
     }
 }
 
+/// The first Ethernet interface, as soon as there is one.
+pub async fn first_ethernet(netlink: &Netlink) -> Result<Link, NetlinkError> {
+    let mut monitor = LinkMonitor::open()?;
+    loop {
+        let links = netlink.list_links().await?;
+        let mut ethernet = links
+            .into_iter()
+            .filter(|link| link.kind == LinkKind::Ethernet);
+        match ethernet.next() {
+            Some(link) => return Ok(link),
+            None => monitor.changed().await?,
+        }
+    }
+}
+
 /// Reports changes of interfaces.
 #[derive(Debug)]
 pub struct LinkMonitor {

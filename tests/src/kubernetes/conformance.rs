@@ -64,12 +64,9 @@ impl Kubernetes {
     /// # Errors
     /// If a case fails, or the list does not match the cases of this version.
     pub async fn conforms(&self, test: &TestCtx, area: &str, nodes: u16) -> Outcome {
-        let program = test.kubernetes()?.conformance.as_deref();
-        let program =
-            program.context("Kubernetes' own tests were not built: --long builds them")?;
+        let program = self.program(test).await?;
         let list = Cases::all_lists()?;
         let cases = list.of(area)?;
-        self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
 
         let mut passed = BTreeMap::new();
         let log = self.folder.join("e2e.log");
@@ -108,10 +105,7 @@ impl Kubernetes {
     /// # Errors
     /// If a case fails, or the list does not match the cases of this version.
     pub async fn sweep(&self, test: &TestCtx, sweep: &Sweep, nodes: u16) -> Outcome {
-        let program = test.kubernetes()?.conformance.as_deref();
-        let program =
-            program.context("Kubernetes' own tests were not built: --long builds them")?;
-        self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
+        let program = self.program(test).await?;
         let list = Cases::parse(sweep.list)?;
         let cases = sweep.shard.select(&list.swept());
         let mut results = Results::open(&sweep.folder)?;
@@ -145,6 +139,15 @@ impl Kubernetes {
             failed.len()
         );
         Ok(())
+    }
+
+    /// The program, whose conformance cases are those of the list.
+    async fn program<'a>(&self, test: &'a TestCtx) -> anyhow::Result<&'a Path> {
+        let program = test.kubernetes()?.conformance.as_deref();
+        let program =
+            program.context("Kubernetes' own tests were not built: --long builds them")?;
+        self.names_all(program, &Cases::parse(CONFORMANCE)?).await?;
+        Ok(program)
     }
 
     /// Checks that the list has exactly the program's conformance cases.

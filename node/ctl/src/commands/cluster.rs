@@ -11,12 +11,12 @@ use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
 use hearth_api::owner;
+use hearth_api::v1::GetRegisterTicketRequest;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
 use hearth_operator::unlock::Scope;
 use hearth_operator::{Operator, OwnershipError};
 
-use super::{print, print_json};
+use super::{INFO, cluster_info, print, print_json};
 use crate::args::{Cluster, Format, Global};
 use crate::context::{self, Contexts};
 use crate::failure::{Failure, Kind};
@@ -78,13 +78,8 @@ async fn ticket(global: &Global, rotate: bool, form: Format) -> Result<(), Failu
 
 async fn info(global: &Global, form: Format) -> Result<(), Failure> {
     let mut management = ManagementClient::new(connection::open(global).await?);
-    let info = within(
-        global.timeout,
-        management.get_cluster_info(GetClusterInfoRequest {}),
-    )
-    .await
-    .map_err(|status| Failure::call("get the cluster information", status))?;
-    let cluster = output::Cluster::from(info.get_ref());
+    let info = cluster_info(global, &mut management, INFO).await?;
+    let cluster = output::Cluster::from(&info);
     match form {
         Format::Table => print(&cluster.text()),
         Format::Json => print_json(&cluster),

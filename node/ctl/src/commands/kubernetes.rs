@@ -17,13 +17,11 @@ use hearth_api::client::{Endpoint, within};
 use hearth_api::identity::SigningKey;
 use hearth_api::names::{KUBERNETES_SERVER, PORT_KUBERNETES};
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{
-    GetClusterInfoRequest, GetKubernetesAccessRequest, GetKubernetesAccessResponse,
-};
+use hearth_api::v1::{GetKubernetesAccessRequest, GetKubernetesAccessResponse};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use super::{print, print_json};
+use super::{INFO, cluster_info, print, print_json};
 use crate::args::{Format, Global, Kubernetes};
 use crate::connection::{self, Session};
 use crate::context::to_pem;
@@ -76,14 +74,8 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
 async fn status(global: &Global, form: Format) -> Result<(), Failure> {
     let channel = connection::open(global).await?;
     let mut management = ManagementClient::new(channel.clone());
-    let info = within(
-        global.timeout,
-        management.get_cluster_info(GetClusterInfoRequest {}),
-    );
-    let info = info
-        .await
-        .map_err(|status| Failure::call("get the cluster information", status))?;
-    let configuration = info.into_inner().configuration.unwrap_or_default();
+    let info = cluster_info(global, &mut management, INFO).await?;
+    let configuration = info.configuration.unwrap_or_default();
     let nodes = super::node::all(global, &channel).await?;
     let status = output::KubernetesStatus::new(&nodes, &configuration);
     match form {

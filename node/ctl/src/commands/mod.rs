@@ -10,10 +10,13 @@ mod owner;
 use std::io::{self, Write as _};
 
 use clap::CommandFactory as _;
+use hearth_api::client::{Channel, within};
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{GetClusterInfoRequest, GetClusterInfoResponse};
 use serde::Serialize;
 use tonic::{Code, Status};
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, Global};
 use crate::failure::{Failure, Kind};
 use crate::reference;
 
@@ -35,6 +38,35 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Man { folder } => reference::write_man_pages(&folder),
         Command::Reference => print(&reference::markdown()),
+    }
+}
+
+/// What a command cannot do without [`cluster_info`], where it has no better words.
+const INFO: &str = "get the cluster information";
+
+/// What the curators say of the cluster. `what` is the operation, for errors.
+async fn cluster_info(
+    global: &Global,
+    management: &mut ManagementClient<Channel>,
+    what: &str,
+) -> Result<GetClusterInfoResponse, Failure> {
+    let call = management.get_cluster_info(GetClusterInfoRequest {});
+    let info = within(global.timeout, call).await;
+    info.map(tonic::Response::into_inner)
+        .map_err(|status| Failure::call(what, status))
+}
+
+/// Waits for `work`, or until the user interrupts it: a failure of `what`, with this advice.
+async fn or_interrupted<T>(
+    what: &str,
+    advice: &str,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => {
+            Err(Failure::new(Kind::Interrupted, what).because("interrupted").advise(advice))
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use hearth_api::client::{Channel, within};
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
 
-use super::{passing, print, print_json, tell};
+use super::{or_interrupted, passing, print, print_json, tell};
 use crate::args::{Format, Global, Node};
 use crate::connection;
 use crate::failure::Failure;

@@ -1,6 +1,7 @@
 //! The keys that encrypt Secrets, as they are printed.
 
-use hearth_api::v1::{GetSecretsKeysResponse, WrappedSecretsKey};
+use hearth_api::secrets_keys::find_wrapped;
+use hearth_api::v1::GetSecretsKeysResponse;
 use serde::Serialize;
 
 use crate::table::{Table, printable};
@@ -29,11 +30,6 @@ struct Controller {
     has_access: bool,
 }
 
-/// Whether a key is wrapped for this recipient.
-fn is_for(wrapped: &[WrappedSecretsKey], recipient: &[u8]) -> bool {
-    wrapped.iter().any(|one| one.recipient == recipient)
-}
-
 impl From<&GetSecretsKeysResponse> for SecretsKeys {
     fn from(known: &GetSecretsKeysResponse) -> Self {
         let keys = known.keys.iter().map(|key| Key {
@@ -46,7 +42,7 @@ impl From<&GetSecretsKeysResponse> for SecretsKeys {
             Controller {
                 node_id: one.node_id.clone(),
                 generation: one.generation,
-                has_access: keys.all(|key| is_for(&key.wrapped, &one.recipient)),
+                has_access: keys.all(|key| find_wrapped(&key.wrapped, &one.recipient).is_some()),
             }
         });
         Self {
@@ -110,7 +106,7 @@ impl SecretsKeys {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::v1::get_secrets_keys_response as parts;
+    use hearth_api::v1::{WrappedSecretsKey, get_secrets_keys_response as parts};
 
     use super::*;
 

@@ -4,15 +4,14 @@
 use std::collections::BTreeMap;
 
 use hearth_api::recovery::{RecoveryRecipient, WrappedKey};
+use hearth_api::secrets_keys::{WRAPPED_KEY, parse_wrapped, wrapped_message};
 use hearth_api::v1::get_secrets_keys_response::{Controller, Key};
 use hearth_api::v1::{
     GetSecretsKeysResponse, ProvideSecretsKeysRequest, ProvideSecretsKeysResponse,
 };
 use hearth_cluster::decisions::Rejection;
 use hearth_consensus::fenced::WriteError;
-use hearth_consensus::secrets_keys::{
-    Known, SecretsKeysError, StoredKey, parse_wrapped, wrapped_message,
-};
+use hearth_consensus::secrets_keys::{Known, SecretsKeysError, StoredKey};
 use tonic::Status;
 
 use crate::core::Core;
@@ -90,10 +89,8 @@ fn parse(request: &ProvideSecretsKeysRequest) -> Result<BTreeMap<u32, Vec<Provid
     let mut all: BTreeMap<u32, Vec<Provided>> = BTreeMap::new();
     for one in &request.keys {
         let wrapped = one.wrapped.clone().unwrap_or_default();
-        let parsed = parse_wrapped(&wrapped).map_err(|error| {
-            let wanted = "an X25519 public key of 32 bytes, and a wrapped key of 80";
-            rejection("keys.wrapped", wanted, error.to_string())
-        })?;
+        let parsed = parse_wrapped(&wrapped)
+            .map_err(|error| rejection("keys.wrapped", WRAPPED_KEY, error.to_string()))?;
         all.entry(one.generation).or_default().push(parsed);
     }
     Ok(all)

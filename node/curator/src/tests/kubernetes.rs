@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::{NodeCredentials, NodeId, SigningKey};
 use hearth_api::recovery::{RecoveryKey, WrappedKey};
+use hearth_api::secrets_keys::wrapped_message;
 use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
 use hearth_api::v1::issue_certificate_request::{Kind, KubernetesWorker};
 use hearth_api::v1::management_client::ManagementClient;
@@ -15,7 +16,7 @@ use hearth_api::v1::{
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::ConsensusUser;
-use hearth_consensus::secrets_keys::{Controller, SecretsKeys, StoredKey, wrapped_message};
+use hearth_consensus::secrets_keys::{Controller, SecretsKeys, StoredKey};
 use hearth_host::pki::kubernetes::{KeyAndCertificate, OPERATOR_LIFETIME, WORKER_LIFETIME};
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;

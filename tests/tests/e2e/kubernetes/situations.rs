@@ -9,7 +9,8 @@ use anyhow::{Context, bail, ensure};
 use hearth_tests::kubernetes::{IMAGE_PORT, VOLUME};
 use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 
 /// Writes more than the kubelet keeps in one file of a log, then waits for a word.
 const TALK: &str = "yes $(printf %0999d 0) | head -c 12000000
@@ -54,24 +55,31 @@ async fn what_surprised_others_works() -> Outcome {
     test.passed()
 }
 
+/// Starts kubectl, which goes on until it is dropped; its output by lines.
+fn start(
+    kubernetes: &Kubernetes,
+    words: &[&str],
+) -> anyhow::Result<(Child, Lines<BufReader<ChildStdout>>)> {
+    let mut child = Command::from(kubernetes.command(words).to_std())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start kubectl")?;
+    let said = child.stdout.take().context("no output")?;
+    Ok((child, BufReader::new(said).lines()))
+}
+
 /// `kubectl logs -f` shows what is written after the kubelet has begun another file.
 async fn logs_are_followed_over_a_rotation(kubernetes: &Kubernetes, node: &str) -> Outcome {
     let talk = |spec: &mut Value| {
         spec["containers"][0]["command"] = json!(["sh", "-c", TALK]);
     };
     kubernetes.probe_as("talker", node, talk).await?;
-    let command = kubernetes.command(&["logs", "--follow", "talker"]);
-    let mut follower = tokio::process::Command::from(command.to_std())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("cannot start kubectl")?;
-    let said = follower.stdout.take().context("no output")?;
-    let mut lines = BufReader::new(said).lines();
-    let until = async |lines: &mut tokio::io::Lines<_>, wanted: &str| {
+    let (_follower, mut lines) = start(kubernetes, &["logs", "--follow", "talker"])?;
+    let until = async |lines: &mut Lines<_>, wanted: &str| {
         let found = async {
-            while let Some(line) = tokio::io::Lines::next_line(lines).await? {
+            while let Some(line) = Lines::next_line(lines).await? {
                 if line == wanted {
                     return Ok(());
                 }
@@ -95,15 +103,7 @@ async fn logs_are_followed_over_a_rotation(kubernetes: &Kubernetes, node: &str) 
 /// `kubectl port-forward` goes on when a client has reset its connection.
 async fn a_port_is_forwarded_after_a_reset(kubernetes: &Kubernetes) -> Outcome {
     let port = format!(":{IMAGE_PORT}");
-    let command = kubernetes.command(&["port-forward", "pod/server", &port]);
-    let mut forward = tokio::process::Command::from(command.to_std())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("cannot start kubectl")?;
-    let said = forward.stdout.take().context("no output")?;
-    let mut lines = BufReader::new(said).lines();
+    let (mut forward, mut lines) = start(kubernetes, &["port-forward", "pod/server", &port])?;
     let first = tokio::time::timeout(bounds::WORKLOAD, lines.next_line()).await;
     let first = first
         .context("kubectl says nothing")??

@@ -3,10 +3,10 @@
 use hearth_api::client::within;
 use hearth_api::settings::{self, Setting, SettingError};
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest, GetClusterInfoRequest};
+use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest};
 use tonic::Code;
 
-use super::super::{print, print_json};
+use super::super::{cluster_info, print, print_json};
 use crate::args::{Assignment, Configure, Format, FormerSetting, Global};
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
@@ -124,11 +124,7 @@ pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>
 
 pub(super) async fn read(global: &Global) -> Result<Versioned, Failure> {
     let mut management = ManagementClient::new(connection::open(global).await?);
-    let call = management.get_cluster_info(GetClusterInfoRequest {});
-    let info = within(global.timeout, call).await;
-    let info = info
-        .map_err(|status| Failure::call(READ, status))?
-        .into_inner();
+    let info = cluster_info(global, &mut management, READ).await?;
     versioned(READ, info.configuration, info.configuration_version)
 }
 

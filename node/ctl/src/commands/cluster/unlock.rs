@@ -19,7 +19,7 @@ use hearth_operator::unlock::{
 };
 use tonic::Status;
 
-use super::super::{passing, print, print_json, tell};
+use super::super::{or_interrupted, passing, print, print_json, tell};
 use crate::args::{Format, Global};
 use crate::connection::{self, Session};
 use crate::context::{Context, Contexts};
@@ -254,17 +254,10 @@ impl Known {
         }
         eprintln!("hearthctl: waiting until the cluster answers");
         let what = "wait until the cluster answers";
-        let answered = tokio::select! {
-            answered = tokio::time::timeout(bound, self.answers(global, session)) => answered,
-            _ = tokio::signal::ctrl_c() => {
-                return Err(Failure::new(Kind::Interrupted, what)
-                    .because("interrupted")
-                    .advise(
-                        "what was unlocked remains so; `hearthctl node list` shows whether the \
-                         cluster answers",
-                    ));
-            }
-        };
+        let advice = "what was unlocked remains so; `hearthctl node list` shows whether the \
+                      cluster answers";
+        let answers = or_interrupted(what, advice, self.answers(global, session));
+        let answered = tokio::time::timeout(bound, answers).await;
         match answered {
             Ok(answers) => answers.map(Some),
             Err(_) => Err(Failure::new(Kind::Unreachable, what)

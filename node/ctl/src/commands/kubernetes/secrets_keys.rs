@@ -6,18 +6,18 @@ use std::time::Duration;
 use hearth_api::client::{Channel, within};
 use hearth_api::identity::ClusterId;
 use hearth_api::owner;
-use hearth_api::recovery::{RecoveryError, RecoveryKey, RecoveryRecipient, WrappedKey};
-use hearth_api::secrets_keys::Generation;
+use hearth_api::recovery::{RecoveryError, RecoveryKey, RecoveryRecipient};
+use hearth_api::secrets_keys::{Generation, find_wrapped, parse_wrapped, wrapped_message};
 use hearth_api::v1::get_secrets_keys_response::Key;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::provide_secrets_keys_request::Provided;
 use hearth_api::v1::{
-    ConfigureClusterRequest, GetClusterInfoRequest, GetClusterInfoResponse, GetSecretsKeysRequest,
-    GetSecretsKeysResponse, ProvideSecretsKeysRequest, WrappedSecretsKey,
+    ConfigureClusterRequest, GetSecretsKeysRequest, GetSecretsKeysResponse,
+    ProvideSecretsKeysRequest, WrappedSecretsKey,
 };
 use tonic::Status;
 
-use super::super::{passing, print, print_json, tell};
+use super::super::{INFO, cluster_info, or_interrupted, passing, print, print_json, tell};
 use crate::args::{Format, Global};
 use crate::connection;
 use crate::failure::{Failure, Kind};
@@ -41,13 +41,6 @@ impl<'a> Calls<'a> {
         })
     }
 
-    async fn info(&mut self) -> Result<GetClusterInfoResponse, Failure> {
-        let call = self.management.get_cluster_info(GetClusterInfoRequest {});
-        let info = within(self.global.timeout, call).await;
-        info.map(tonic::Response::into_inner)
-            .map_err(|status| Failure::call("get the cluster information", status))
-    }
-
     async fn keys(&mut self) -> Result<GetSecretsKeysResponse, Status> {
         let call = self.management.get_secrets_keys(GetSecretsKeysRequest {});
         let keys = within(self.global.timeout, call).await;
@@ -69,7 +62,7 @@ pub(super) async fn rotate(global: &Global, wait: Duration, form: Format) -> Res
                 "assign the role kubernetes-controller to a node, and wait until it is ready",
             ));
     };
-    let info = calls.info().await?;
+    let info = cluster_info(global, &mut calls.management, INFO).await?;
     let mut configuration = info.configuration.unwrap_or_default();
     let kubernetes = configuration.kubernetes.get_or_insert_default();
     // The setting is ahead of the keys while no controller is running.
@@ -101,19 +94,12 @@ async fn until_rewritten(
 ) -> Result<(), Failure> {
     let what = "wait until all Secrets are rewritten";
     let goes_on = "the controllers go on without this command";
-    let waited = tokio::select! {
-        waited = tokio::time::timeout(bound, follow(calls, generation, keys)) => waited,
-        _ = tokio::signal::ctrl_c() => {
-            let failure = Failure::new(Kind::Interrupted, what).because("interrupted");
-            return Err(failure.advise(goes_on));
-        }
-    };
-    match waited {
-        Ok(waited) => waited,
-        Err(_) => Err(Failure::new(Kind::Unreachable, what)
+    let wait = or_interrupted(what, goes_on, follow(calls, generation, keys));
+    tokio::time::timeout(bound, wait).await.unwrap_or_else(|_| {
+        Err(Failure::new(Kind::Unreachable, what)
             .because(format!("they are not within {bound:?}"))
-            .advise(goes_on)),
-    }
+            .advise(goes_on))
+    })
 }
 
 async fn follow(
@@ -146,10 +132,9 @@ pub(super) async fn recover(global: &Global, file: &Path, form: Format) -> Resul
     let recovery = owner::read_recovery_key(file)
         .map_err(|error| Failure::new(Kind::Local, "read the recovery key").because(error))?;
     let mut calls = Calls::open(global).await?;
-    let info = calls.info().await?;
-    let cluster = ClusterId::try_from(&info.cluster_id[..]).map_err(|error| {
-        Failure::new(Kind::Cluster, "get the cluster information").because(error)
-    })?;
+    let info = cluster_info(global, &mut calls.management, INFO).await?;
+    let cluster = ClusterId::try_from(&info.cluster_id[..])
+        .map_err(|error| Failure::new(Kind::Cluster, INFO).because(error))?;
     let known = calls.keys().await.map_err(unread)?;
     let provided = provided(&known, cluster, &recovery)?;
     if !provided.is_empty() {
@@ -186,7 +171,9 @@ fn provided(
     let mut all = Vec::new();
     for key in &known.keys {
         let recipients = known.controllers.iter().map(|one| &one.recipient);
-        let without: Vec<_> = recipients.filter(|to| find(key, to).is_none()).collect();
+        let without: Vec<_> = recipients
+            .filter(|to| find_wrapped(&key.wrapped, to).is_none())
+            .collect();
         if without.is_empty() {
             continue;
         }
@@ -194,12 +181,14 @@ fn provided(
             cluster,
             number: key.generation,
         };
-        let wrapped = find(key, recovery.recipient().as_bytes()).ok_or_else(|| {
-            failed(key, "it is not encrypted to this recovery key")
-                .advise("use the recovery key that the cluster had when the key was last wrapped")
-        })?;
-        let wrapped = WrappedKey::try_from(&wrapped.wrapped_key[..]);
-        let opened = wrapped.and_then(|wrapped| generation.recover(recovery, &wrapped));
+        let wrapped =
+            find_wrapped(&key.wrapped, recovery.recipient().as_bytes()).ok_or_else(|| {
+                failed(key, "it is not encrypted to this recovery key").advise(
+                    "use the recovery key that the cluster had when the key was last wrapped",
+                )
+            })?;
+        let opened =
+            parse_wrapped(wrapped).and_then(|(_, wrapped)| generation.recover(recovery, &wrapped));
         let opened = opened.map_err(|error| failed(key, error))?;
         if generation.id(&opened) != key.id {
             return Err(failed(key, "it opens as another key than its ID says"));
@@ -208,10 +197,7 @@ fn provided(
             let wrap = |to: &[u8]| -> Result<WrappedSecretsKey, RecoveryError> {
                 let recipient = RecoveryRecipient::try_from(to)?;
                 let wrapped = generation.wrap(&recipient, &opened)?;
-                Ok(WrappedSecretsKey {
-                    recipient: to.to_vec(),
-                    wrapped_key: wrapped.as_bytes().to_vec(),
-                })
+                Ok(wrapped_message(&recipient, &wrapped))
             };
             all.push(Provided {
                 generation: key.generation,
@@ -220,10 +206,6 @@ fn provided(
         }
     }
     Ok(all)
-}
-
-fn find<'a>(key: &'a Key, recipient: &[u8]) -> Option<&'a WrappedSecretsKey> {
-    key.wrapped.iter().find(|one| one.recipient == recipient)
 }
 
 fn failed(key: &Key, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {

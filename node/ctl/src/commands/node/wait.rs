@@ -13,7 +13,7 @@ use hearth_api::v1::{
 };
 use tonic::Status;
 
-use super::{passing, tell};
+use super::{or_interrupted, passing, tell};
 use crate::args::{Global, RoleName};
 use crate::failure::{Failure, Kind};
 use crate::output::{self, safe};
@@ -137,14 +137,13 @@ pub(super) async fn until(
     id: &str,
     goal: Goal<'_>,
 ) -> Result<Node, Failure> {
-    tokio::select! {
-        reached = follow(global, channel, id, goal) => reached,
-        _ = tokio::signal::ctrl_c() => {
-            Err(Failure::new(Kind::Interrupted, "complete the wait")
-                .because("interrupted")
-                .advise("the change continues; repeat the command to wait again"))
-        }
-    }
+    let advice = "the change continues; repeat the command to wait again";
+    or_interrupted(
+        "complete the wait",
+        advice,
+        follow(global, channel, id, goal),
+    )
+    .await
 }
 
 async fn follow(

@@ -17,7 +17,7 @@ use hearth_operator::{Operator, OwnershipError};
 use tonic::Code;
 
 use super::super::cluster::not_owned;
-use super::super::{passing, print, print_json, tell};
+use super::super::{or_interrupted, passing, print, print_json, tell};
 use super::failed;
 use crate::args::{Format, Global};
 use crate::context::{self, Contexts};
@@ -160,13 +160,8 @@ async fn wait(
     let keep = "keep the former keys: nodes that have not recorded the new ones open with the \
                 former ones only; repeat the command to wait again";
     let mut nodes = Vec::new();
-    let waited = tokio::select! {
-        waited = tokio::time::timeout(bound, follow(operator, new, &mut nodes)) => waited,
-        _ = tokio::signal::ctrl_c() => {
-            let failure = Failure::new(Kind::Interrupted, what).because("interrupted");
-            return (nodes, Err(failure.advise(keep)));
-        }
-    };
+    let work = or_interrupted(what, keep, follow(operator, new, &mut nodes));
+    let waited = tokio::time::timeout(bound, work).await;
     let waited = match waited {
         Ok(waited) => waited,
         Err(_) if bound.is_zero() => Ok(()),

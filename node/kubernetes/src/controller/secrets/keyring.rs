@@ -47,6 +47,8 @@ pub(crate) enum KeyError {
 
 /// An opened key.
 pub(crate) struct Key {
+    /// Its generation.
+    number: u32,
     /// Its name, which is that of no other key.
     pub id: String,
     secret: SecretsKey,
@@ -172,7 +174,8 @@ impl Keyring {
                     found: id,
                 });
             }
-            self.opened().insert(number, Arc::new(Key { id, secret }));
+            self.opened()
+                .insert(number, Arc::new(Key { number, id, secret }));
         }
         Ok(missing)
     }
@@ -199,9 +202,8 @@ impl Keyring {
     pub(super) fn encrypt(&self, plaintext: &[u8]) -> Result<(Vec<u8>, String), KeyError> {
         let key = self.current()?;
         let ciphertext = key.encrypt(plaintext);
-        let number = number_in(&key.id).ok_or(KeyError::NoKey)?;
-        if self.used().get() != Some(number) {
-            self.used.set(number);
+        if self.used().get() != Some(key.number) {
+            self.used.set(key.number);
         }
         Ok((ciphertext, key.id.clone()))
     }
@@ -292,6 +294,7 @@ mod tests {
     #[test]
     fn a_ciphertext_is_of_its_key() {
         let key = |id: &str| Key {
+            number: 1,
             id: id.to_owned(),
             secret: SecretsKey::from_bytes([9; 32]),
         };

@@ -91,15 +91,14 @@ async fn follow(rewriter: &Rewriter, health: &Health<'_>) -> Outcome {
 fn due<'a>(known: &'a Known, view: &View) -> Option<&'a StoredKey> {
     let (latest, read) = known.keys.last_key_value()?;
     let current = controllers(view);
+    let uses_it = |generation: u32| generation >= *latest;
     let mut all = known.controllers.iter();
-    let is_used = all.all(|(node, controller)| {
-        controller.content.generation >= *latest || !current.contains(node)
+    let all_use_it = all.all(|(node, controller)| {
+        uses_it(controller.content.generation) || !current.contains(node)
     });
-    let used_here = known.controllers.values();
-    let is_used_at_all = used_here
-        .into_iter()
-        .any(|one| one.content.generation >= *latest);
-    (is_used && is_used_at_all && !read.content.rewritten).then_some(&read.content)
+    let mut all = known.controllers.values();
+    let is_used = all_use_it && all.any(|controller| uses_it(controller.content.generation));
+    (is_used && !read.content.rewritten).then_some(&read.content)
 }
 
 impl Rewriter {
