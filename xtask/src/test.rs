@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hearth_qemu::artifacts;
@@ -69,6 +69,9 @@ const BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
 /// The environment variable with the number of end-to-end tests that may have machines at once.
 const JOBS: &str = "HEARTH_TEST_JOBS";
+
+/// For how long a program of unit tests may print nothing: several times what the slowest test takes on a busy machine.
+const SILENCE: Duration = Duration::from_secs(10 * 60);
 
 /// Number of tests and of crates that `--timings` shows.
 const SLOWEST: usize = 20;
@@ -232,6 +235,7 @@ fn unit_tests(
             .into_iter()
             .collect(),
         timings: args.timings,
+        silence: Some(SILENCE),
     };
     let of_crates = programs.iter().filter(|program| !is_end_to_end(program));
     let of_crates: Vec<&Program> = of_crates.collect();
@@ -287,6 +291,8 @@ fn end_to_end_tests(
         arguments,
         environment,
         timings: args.timings,
+        // Each test bounds its own waits.
+        silence: None,
     };
     // Most tests that are said to run for long have only been waiting for their places.
     let is_shown = |line: &str| !line.ends_with("has been running for over 60 seconds");

@@ -17,6 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -61,6 +62,14 @@ pub enum CommandError {
     /// Its exit status could not be read.
     #[error("cannot wait for a child process")]
     Wait(#[source] io::Error),
+    /// It printed nothing for as long as it may; it was killed.
+    #[error("`{line}` printed nothing for {} s", bound.as_secs())]
+    Silent {
+        /// The command line.
+        line: String,
+        /// For how long it may print nothing.
+        bound: Duration,
+    },
     /// It exited with a failure.
     #[error("`{line}` failed: {status}\n{output}")]
     Failed {
@@ -77,6 +86,7 @@ pub enum CommandError {
 pub struct Cmd {
     command: Command,
     shielded: bool,
+    silence: Option<Duration>,
 }
 
 impl Cmd {
@@ -87,6 +97,7 @@ impl Cmd {
         Cmd {
             command,
             shielded: false,
+            silence: None,
         }
     }
 
@@ -148,6 +159,12 @@ impl Cmd {
         self
     }
 
+    /// Kills the command when it prints nothing for this long, in the functions that pass on its lines.
+    pub fn silent_at_most(mut self, bound: Duration) -> Cmd {
+        self.silence = Some(bound);
+        self
+    }
+
     /// The command as a shell command line.
     pub fn line(&self) -> String {
         let mut words = Vec::new();
@@ -184,6 +201,7 @@ impl Cmd {
         let (errors, writer) = io::pipe().map_err(CommandError::Pipe)?;
         self.command.stdout(Stdio::piped()).stderr(writer);
         let mut running = self.spawn(&line)?;
+        let silence = self.silence;
         drop(self); // our copy of the pipe's writing end
         let stdout = running.child.stdout.take();
         let output = std::thread::spawn(move || {
@@ -192,7 +210,7 @@ impl Cmd {
                 .map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut text))
                 .map(|_| text)
         });
-        let last = each_line(errors, &running, &line, each)?;
+        let last = each_line(errors, &running, (&line, silence), each)?;
         let status = running.wait()?;
         if !status.success() {
             return Err(failed(line, status, last));
@@ -215,8 +233,9 @@ impl Cmd {
         let second = writer.try_clone().map_err(CommandError::Pipe)?;
         self.command.stdout(writer).stderr(second);
         let running = self.spawn(&line)?;
+        let silence = self.silence;
         drop(self); // our copies of the pipe's writing end, or the reading below never ends
-        let last = each_line(reader, &running, &line, each)?;
+        let last = each_line(reader, &running, (&line, silence), each)?;
         let status = running.wait()?;
         if !status.success() {
             return Err(failed(line, status, last));
@@ -263,12 +282,13 @@ const SILENCE: u16 = 100;
 fn each_line(
     mut reader: PipeReader,
     running: &Running,
-    line: &str,
+    (line, silence): (&str, Option<Duration>),
     mut each: impl FnMut(&str) -> io::Result<()>,
 ) -> Result<VecDeque<String>, CommandError> {
     let mut last = VecDeque::with_capacity(SHOWN_LINES);
     let mut pending: Vec<u8> = Vec::new();
     let mut block = vec![0; 1 << 16];
+    let mut heard = Instant::now();
     loop {
         // Asked first: what was written before the end is in the pipe.
         let has_ended = running.has_ended()?;
@@ -280,11 +300,18 @@ fn each_line(
             Err(Errno::EINTR) => continue,
             Err(errno) => return Err(unreadable(line, errno.into())),
             Ok(0) if has_ended => 0,
-            Ok(0) => continue,
+            Ok(0) => match silence {
+                Some(bound) if heard.elapsed() > bound => {
+                    let line = line.to_owned();
+                    return Err(CommandError::Silent { line, bound });
+                }
+                _ => continue,
+            },
             Ok(_) => reader
                 .read(&mut block)
                 .map_err(|source| unreadable(line, source))?,
         };
+        heard = Instant::now();
         pending.extend_from_slice(&block[..length]);
         let end = match (length, pending.iter().rposition(|byte| *byte == b'\n')) {
             (0, _) => pending.len(),
@@ -530,9 +557,29 @@ mod tests {
         assert_gone(child.unwrap());
     }
 
+    #[test]
+    fn a_command_that_is_silent_for_too_long_is_killed() {
+        let mut child = None;
+        let each = |line: &str| {
+            child = Some(line.parse().unwrap());
+            Ok(())
+        };
+        let bound = Duration::from_millis(200);
+        let hung = sh("echo $$; sleep 1000").silent_at_most(bound);
+        let error = hung.stream(&Silent, each).unwrap_err();
+        assert!(matches!(error, CommandError::Silent { .. }), "{error}");
+        assert_gone(child.unwrap());
+        // Each line counts anew.
+        let bound = Duration::from_secs(60);
+        sh("echo 1; echo 2")
+            .silent_at_most(bound)
+            .run(&Silent)
+            .unwrap();
+    }
+
     /// Asserts that the process is gone, or dead and not reaped by its new parent.
     fn assert_gone(pid: i32) {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let state = stat
@@ -546,7 +593,7 @@ mod tests {
                 return;
             }
             assert!(
-                std::time::Instant::now() < deadline,
+                Instant::now() < deadline,
                 "process {pid} still runs: {stat}"
             );
             std::thread::yield_now();

@@ -95,6 +95,13 @@ struct Entry {
     forwards: Vec<PortForward>,
 }
 
+/// A machine, by the index of its port.
+#[derive(Clone, Copy, Debug)]
+struct Machine {
+    port: usize,
+    mac: Mac,
+}
+
 /// The whole state. Borrowed for a moment at a time, never across an await.
 struct Shared {
     dir: PathBuf,
@@ -121,10 +128,17 @@ impl Shared {
         let _ = self.tasks.send(Box::pin(task));
     }
 
-    /// The index of the port of the machine with this Ethernet address.
-    fn port_of(&self, mac: Mac) -> Option<usize> {
+    /// The machine with this Ethernet address.
+    fn machine(&self, mac: Mac) -> Option<Machine> {
         let entries = self.entries.borrow();
-        entries.iter().position(|entry| entry.mac == mac)
+        let port = entries.iter().position(|entry| entry.mac == mac)?;
+        Some(Machine { port, mac })
+    }
+
+    /// The machine that has said last that it has this shared address.
+    fn holder(&self, address: Ipv4Addr) -> Option<Machine> {
+        let mac = self.gateway.borrow().holder(address)?;
+        self.machine(Mac(mac))
     }
 }
 

@@ -52,8 +52,6 @@ pub(super) struct Ends {
     pub(super) from: SocketAddr,
     /// The machine's endpoint.
     pub(super) to: SocketAddr,
-    /// The machine's Ethernet address.
-    pub(super) mac: Address,
 }
 
 /// Which side has asked for the connection.
@@ -107,6 +105,8 @@ struct Tunnel {
 
 /// The path to the machine.
 pub(super) trait Way {
+    /// The machine's Ethernet address, now.
+    fn to(&self) -> Address;
     /// Sends a frame.
     fn send(&self, frame: &[u8]);
     /// Whether there is space for more frames. Sending without it will soon lose frames.
@@ -124,7 +124,7 @@ pub(super) async fn carry(
     inbox: &Inbox,
     way: &impl Way,
 ) -> End {
-    let mut tunnel = match Tunnel::open(opener, ends, clock) {
+    let mut tunnel = match Tunnel::open(opener, ends, Wire::new(way.to()), clock) {
         Ok(tunnel) => tunnel,
         Err(error) => {
             tracing::error!(%error, to = %ends.to, "cannot make a connection");
@@ -135,6 +135,7 @@ pub(super) async fn carry(
     loop {
         inbox.take(&mut tunnel.wire);
         tunnel.wire.full = !way.has_room();
+        tunnel.wire.to = way.to();
         let alive = tunnel.step(&mut host).await;
         for frame in tunnel.wire.sent.drain(..) {
             way.send(&frame);
@@ -169,8 +170,7 @@ fn reset(host: &TcpStream) {
 }
 
 impl Tunnel {
-    fn open(opener: Opener, ends: Ends, clock: Clock) -> Result<Self, OpenError> {
-        let mut wire = Wire::new(ends.mac);
+    fn open(opener: Opener, ends: Ends, mut wire: Wire, clock: Clock) -> Result<Self, OpenError> {
         let now = clock.at(Instant::now());
         // There is no other host on this device.
         let mut stack = wire.stack(&alone(ends.from.ip()), now);

@@ -471,8 +471,14 @@ async fn connections_to_a_shared_address_go_to_the_machine_that_has_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let network = start(folder.path()).await;
     // Each is known by the number of bytes that it gives.
-    let first = machine(&network, 1, &[(PORT, Service::Give(1), 2)]).await;
-    let second = machine(&network, 2, &[(PORT, Service::Give(2), 2)]).await;
+    let services = |bytes| {
+        [
+            (PORT, Service::Give(bytes), 2),
+            (OTHER_PORT, Service::Echo, 1),
+        ]
+    };
+    let first = machine(&network, 1, &services(1)).await;
+    let second = machine(&network, 2, &services(2)).await;
     let address = options().shared_address();
     let host = network.forward_shared(address, PORT).await.expect("a port");
     let again = network.forward_shared(address, PORT).await.expect("a port");
@@ -484,14 +490,25 @@ async fn connections_to_a_shared_address_go_to_the_machine_that_has_it() {
         announced,
     };
     // It is asked who has it.
-    first.share(has_it(false));
+    first.share(has_it(false)).await;
     assert_eq!(given().await, 1);
     assert_eq!(given().await, 1);
-    // It moves, and the new holder says so.
-    first.share(Shared::default());
-    second.share(has_it(true));
-    let moved = async { while given().await != 2 {} };
-    timeout(BOUND, moved).await.expect("in time");
+    let other = network.forward_shared(address, OTHER_PORT).await;
+    let mut open = connect(other.expect("a port")).await;
+    say(&mut open, b"before").await;
+    hear(&mut open, b"before").await;
+
+    // It moves, and the new holder says so: to whom has asked for a connection before, too.
+    first.share(Shared::default()).await;
+    let early = connect(host).await;
+    second.share(has_it(true)).await;
+    assert_eq!(exchange(early, Vec::new()).await.len(), 2);
+    assert_eq!(given().await, 2);
+    // A connection to the last holder is reset by the new one.
+    say(&mut open, b"after").await;
+    let error = timeout(BOUND, open.read_u8()).await.expect("in time");
+    let error = error.expect_err("it is unknown");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 
     for (address, wanted) in [
         (options().machine_address(1), "in use by port"),

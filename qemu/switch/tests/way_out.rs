@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use madeup::world::{
     GATEWAY, HERE, QUERY, QUIET, World, accept, allows_pings, bytes, datagrams, hear, listener,
-    own_address, read_all, response, soon, way_out,
+    own_address, read_all, resolver, response, soon, way_out,
 };
 
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
@@ -271,10 +271,7 @@ async fn a_flow_too_many_replaces_the_one_that_was_idle_longest() {
 
 #[tokio::test]
 async fn the_gateway_resolves_names_by_udp_and_tcp() {
-    let (resolver, port) = datagrams().await;
-    let by_tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-        .await
-        .expect("the same port");
+    let (resolver, by_tcp, port) = resolver().await;
     // The first one does not answer.
     let (silent, silent_port) = datagrams().await;
     let servers = [silent_port, port].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));

@@ -18,8 +18,8 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::time::timeout;
 
 use madeup::world::{
-    HERE6, QUERY, QUIET, World, accept, allows_pings, bytes, datagrams, hear, own_address,
-    read_all, response, soon, way_out,
+    HERE6, QUERY, QUIET, World, accept, allows_pings, bytes, hear, own_address, read_all, resolver,
+    response, soon, way_out,
 };
 
 const MACHINE: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 0x10);
@@ -119,9 +119,8 @@ async fn datagrams_are_answered_from_where_they_were_sent() {
 
 #[tokio::test]
 async fn the_gateway_resolves_names_whichever_version_its_resolver_has() {
-    let (resolver, port) = datagrams().await;
+    let (resolver, by_tcp, port) = resolver().await;
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let by_tcp = TcpListener::bind(server).await.expect("the same port");
     let world = world(WayOut {
         resolvers: Some(vec![server]),
         ..way_out()

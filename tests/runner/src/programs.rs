@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use hearth_build::cargo;
@@ -36,6 +36,8 @@ pub struct Options {
     pub environment: Vec<(&'static str, OsString)>,
     /// Whether the duration of each test is measured.
     pub timings: bool,
+    /// For how long a program may print nothing; then it is killed, and the tests that have not ended have failed.
+    pub silence: Option<Duration>,
 }
 
 /// Compiles the test programs that `selection`, arguments of `cargo test`, selects in the workspace at `root`; the
@@ -171,6 +173,9 @@ impl Program {
         for (name, value) in &options.environment {
             cmd = cmd.env(name, value);
         }
+        if let Some(bound) = options.silence {
+            cmd = cmd.silent_at_most(bound);
+        }
         if options.timings {
             cmd = cmd
                 .env(cargo::UNSTABLE, "1")
@@ -269,6 +274,7 @@ fn observed(
         Ok(()) => {}
         // All of its output has been read.
         Err(CommandError::Failed { status, .. }) => report.ended(name, status),
+        Err(error @ CommandError::Silent { .. }) => report.hung(name, &error),
         Err(error) => return Err(error.into()),
     }
     Ok(report)

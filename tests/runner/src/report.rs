@@ -2,6 +2,8 @@
 
 use std::process::ExitStatus;
 
+use hearth_build::command::CommandError;
+
 /// A test, with its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
@@ -18,6 +20,8 @@ pub struct Report {
     passed: u64,
     ignored: u64,
     failed: Vec<Test>,
+    /// Tests that have not ended, of those that libtest has named as slow.
+    slow: Vec<Test>,
     /// What failed and is no test: programs that ended without the result of every test, with the reason.
     broken: Vec<String>,
     /// Durations in seconds; only with `--timings`.
@@ -52,7 +56,9 @@ impl Report {
                 self.passed += passed.parse::<u64>().unwrap_or(0);
                 self.ignored += ignored.parse::<u64>().unwrap_or(0);
             }
+            ["test", name, "has", "been", "running", ..] => self.slow.push(self.test(name)),
             ["test", name, "...", result, ref rest @ ..] => {
+                self.slow.retain(|test| test.name != name);
                 if let [time] = rest
                     && let Some(seconds) = seconds(time)
                 {
@@ -92,6 +98,12 @@ impl Report {
         if self.failed.is_empty() {
             self.broke(format!("{program}: {status}"));
         }
+    }
+
+    /// Its program was killed because it printed nothing for too long: the tests that had not ended have failed.
+    pub fn hung(&mut self, program: &str, error: &CommandError) {
+        self.failed.append(&mut self.slow);
+        self.broke(format!("{program}: {error}"));
     }
 
     /// Something other than a test has failed.
@@ -161,6 +173,7 @@ fn seconds(time: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
+    use std::time::Duration;
 
     use super::*;
 
@@ -220,5 +233,25 @@ mod tests {
         let mut report = observed("hearth-base", &["test a ... FAILED"]);
         report.ended("hearth_base", ExitStatus::from_raw(101 << 8));
         assert!(report.broken().is_empty() && !report.is_ok());
+    }
+
+    #[test]
+    fn the_slow_tests_of_a_program_that_hangs_have_failed() {
+        let mut report = observed(
+            "hearth-switch",
+            &[
+                "test a has been running for over 60 seconds",
+                "test b has been running for over 60 seconds",
+                "test a ... ok <61.012s>",
+            ],
+        );
+        let error = CommandError::Silent {
+            line: "switch".to_owned(),
+            bound: Duration::from_secs(600),
+        };
+        report.hung("switch", &error);
+        assert_eq!(report.failed(), [test("hearth-switch", "b")]);
+        let broken = ["switch: `switch` printed nothing for 600 s"];
+        assert_eq!(report.broken(), broken);
     }
 }

@@ -10,8 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
 use super::links::WayTo;
-use super::{ACCEPT_AGAIN, Shared};
-use crate::Mac;
+use super::{ACCEPT_AGAIN, Machine, Shared};
 use crate::tunnel::{self, Ends, Opener};
 
 /// Maximum number of forwarded connections. Further ones wait for others to end.
@@ -19,13 +18,6 @@ pub(super) const MOST: usize = 1024;
 
 /// How long a connection waits for the holder of a shared address.
 const HOLDER_ANSWERS: Duration = Duration::from_secs(5);
-
-/// A port of the switch, and its machine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Machine {
-    pub(super) port: usize,
-    pub(super) mac: Mac,
-}
 
 /// Whose ports they are.
 #[derive(Clone, Copy, Debug)]
@@ -36,31 +28,25 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// The machine, and the address by which it is reached.
-    async fn find(self, shared: &Shared) -> Option<(Machine, Ipv4Addr)> {
+    /// The address by which it is reached, and the way to it.
+    async fn find(self, shared: &Shared) -> Option<(Ipv4Addr, WayTo<'_>)> {
         match self {
             Self::Machine(machine) => {
                 let gateway = shared.gateway.borrow();
                 let address = gateway.dhcp.found_at(machine.mac.0, Instant::now())?;
-                Some((machine, address))
+                Some((address, WayTo::new(shared, machine)))
             }
             Self::Shared(address) => {
                 let heard = shared.gateway.borrow_mut().share(address);
-                let holder = shared.gateway.borrow().holder(address);
-                let mac = match holder {
-                    Some(mac) => mac,
-                    None => {
-                        let answer = heard.notified();
-                        let question = shared.gateway.borrow().ask(address);
-                        let now = Instant::now();
-                        shared.fabric.borrow_mut().take_from_gateway(&question, now);
-                        timeout(HOLDER_ANSWERS, answer).await.ok()?;
-                        shared.gateway.borrow().holder(address)?
-                    }
-                };
-                let mac = Mac(mac);
-                let port = shared.port_of(mac)?;
-                Some((Machine { port, mac }, address))
+                if shared.holder(address).is_none() {
+                    let answer = heard.notified();
+                    let question = shared.gateway.borrow().ask(address);
+                    let now = Instant::now();
+                    shared.fabric.borrow_mut().take_from_gateway(&question, now);
+                    timeout(HOLDER_ANSWERS, answer).await.ok()?;
+                }
+                let way = WayTo::holder_of(shared, address, shared.holder(address)?);
+                Some((address, way))
             }
         }
     }
@@ -109,24 +95,21 @@ async fn carry(
     if let Err(error) = host.set_nodelay(true) {
         tracing::debug!(%error, "cannot disable Nagle's algorithm for a connection of the host");
     }
-    let Some((machine, address)) = target.find(&shared).await else {
+    let Some((address, way)) = target.find(&shared).await else {
         // Every port's machine has an address, but a shared one may be at none.
         tracing::debug!(?target, "no machine for a connection");
         return;
     };
-    let mac = machine.mac;
     let opened = shared.gateway.borrow_mut().open();
     let Some((port, inbox)) = opened else {
         // There are more ports than slots.
-        tracing::error!(%mac, "no free gateway port for a connection");
+        tracing::error!(?target, "no free gateway port for a connection");
         return;
     };
     let ends = Ends {
         from: SocketAddr::new(shared.options.gateway.into(), port),
         to: SocketAddr::new(address.into(), guest),
-        mac: mac.0,
     };
-    let way = WayTo::new(&shared.fabric, machine.port);
     let end = tunnel::carry(host, Opener::Host, ends, shared.clock, &inbox, &way).await;
     shared.gateway.borrow_mut().close(port);
     tracing::debug!(from = %ends.from, to = %ends.to, ?end, "connection");

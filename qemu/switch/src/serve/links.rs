@@ -1,19 +1,18 @@
 //! The machines' connections: one task for each port, and the way on which connections send to a machine.
 
-use std::cell::RefCell;
 use std::io;
+use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::{ACCEPT_AGAIN, Shared};
-use crate::fabric::Fabric;
+use super::{ACCEPT_AGAIN, Machine, Shared};
 use crate::framing::Decoder;
+use crate::learning::Address;
 use crate::tunnel::Way;
 
 /// Bytes per read.
@@ -98,36 +97,60 @@ async fn speak(shared: &Shared, port: usize, mut output: WriteHalf<'_>) -> io::R
     }
 }
 
-/// The way to the machine of a port.
+/// The way to a machine.
 pub(super) struct WayTo<'a> {
-    fabric: &'a RefCell<Fabric>,
-    port: usize,
-    drained: Rc<Notify>,
+    shared: &'a Shared,
+    machine: Machine,
+    /// The way is that to the holder of this address, `machine` the first holder. As other hosts do, a connection
+    /// follows the address: one that was not accepted yet is by the new holder, and all others are reset by it.
+    followed: Option<Ipv4Addr>,
 }
 
 impl<'a> WayTo<'a> {
-    pub(super) fn new(fabric: &'a RefCell<Fabric>, port: usize) -> Self {
-        let drained = fabric.borrow().drained(port);
+    pub(super) fn new(shared: &'a Shared, machine: Machine) -> Self {
         Self {
-            fabric,
-            port,
-            drained,
+            shared,
+            machine,
+            followed: None,
         }
+    }
+
+    pub(super) fn holder_of(shared: &'a Shared, address: Ipv4Addr, machine: Machine) -> Self {
+        Self {
+            shared,
+            machine,
+            followed: Some(address),
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        let holder = self
+            .followed
+            .and_then(|address| self.shared.holder(address));
+        holder.unwrap_or(self.machine)
     }
 }
 
 impl Way for WayTo<'_> {
+    fn to(&self) -> Address {
+        self.machine().mac.0
+    }
+
     fn send(&self, frame: &[u8]) {
         let now = Instant::now();
-        self.fabric.borrow_mut().take_from_gateway(frame, now);
+        self.shared
+            .fabric
+            .borrow_mut()
+            .take_from_gateway(frame, now);
     }
 
     fn has_room(&self) -> bool {
-        self.fabric.borrow().has_room(self.port)
+        self.shared.fabric.borrow().has_room(self.machine().port)
     }
 
     async fn drained(&self) {
+        let drained = self.shared.fabric.borrow().drained(self.machine().port);
         // No other task has run between this and the check.
-        self.drained.notified().await;
+        drained.notified().await;
     }
 }

@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 
 use super::way_out::Sockets;
-use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
+use super::{ACCEPT_AGAIN, Entry, Machine, Shared, forwards, links};
 use crate::control::{Answer, MAX_REQUEST, Reply, Request};
 use crate::faults::Faults;
 use crate::learning::is_group;
@@ -182,7 +182,7 @@ impl Shared {
         if guest == 0 {
             return Err(Refusal::GuestPort(name.to_owned()));
         }
-        let machine = forwards::Machine {
+        let machine = Machine {
             port: index,
             mac: self.entries.borrow()[index].mac,
         };

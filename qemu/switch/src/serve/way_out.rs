@@ -94,11 +94,11 @@ pub(super) fn act(shared: &Rc<Shared>, outgoing: Outgoing) {
 
 /// Sends a frame to the machine of a flow. Dropped if the machine does not read its frames.
 fn deliver(shared: &Shared, flow: &Flow, frame: &[u8]) {
-    let Some(port) = shared.port_of(Mac(flow.mac)) else {
+    let Some(machine) = shared.machine(Mac(flow.mac)) else {
         return;
     };
     let mut fabric = shared.fabric.borrow_mut();
-    if fabric.has_room(port) {
+    if fabric.has_room(machine.port) {
         fabric.take_from_gateway(frame, Instant::now());
     }
 }

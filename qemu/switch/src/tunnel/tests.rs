@@ -28,6 +28,10 @@ struct Sent {
 }
 
 impl Way for Sent {
+    fn to(&self) -> Address {
+        MAC
+    }
+
     fn send(&self, frame: &[u8]) {
         self.frames.borrow_mut().push(frame.to_vec());
         self.more.notify_one();
@@ -76,7 +80,6 @@ async fn an_end_is_repeated_whatever_was_acknowledged_before() {
     let ends = Ends {
         from: REMOTE.into(),
         to: MACHINE.into(),
-        mac: MAC,
     };
     let (inbox, sent) = (Inbox::default(), Sent::default());
     let opener = Opener::Machine(segment(TcpControl::Syn, FIRST, None));

@@ -22,7 +22,7 @@ use smoltcp::wire::{
     HardwareAddress, IpCidr,
 };
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 /// What is done with the bytes of a connection.
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
 /// A simulated machine; runs until it is dropped.
 pub(crate) struct Machine {
     address: watch::Receiver<Option<Ipv4Addr>>,
-    shared: watch::Sender<Shared>,
+    shares: mpsc::UnboundedSender<(Shared, oneshot::Sender<()>)>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -59,11 +59,11 @@ impl Machine {
         let stream = plug(socket).await;
         let (address_in, address) = watch::channel(None);
         let stack = Stack::new(mac, services);
-        let (shared, shared_out) = watch::channel(Shared::default());
-        let task = tokio::spawn(stack.run(stream, address_in, shared_out));
+        let (shares, shares_out) = mpsc::unbounded_channel();
+        let task = tokio::spawn(stack.run(stream, address_in, shares_out));
         Self {
             address,
-            shared,
+            shares,
             _task: AbortOnDropHandle::new(task),
         }
     }
@@ -76,9 +76,11 @@ impl Machine {
             .expect("the machine runs");
     }
 
-    /// Gives it this address in addition, or takes it away.
-    pub(crate) fn share(&self, shared: Shared) {
-        self.shared.send_replace(shared);
+    /// Gives it this address in addition, or takes it away. At the end it has, or has not.
+    pub(crate) async fn share(&self, shared: Shared) {
+        let (done_in, done) = oneshot::channel();
+        self.shares.send((shared, done_in)).expect("it runs");
+        done.await.expect("it runs");
     }
 
     /// Its address.
@@ -199,16 +201,25 @@ impl Stack {
         mut self,
         stream: UnixStream,
         address: watch::Sender<Option<Ipv4Addr>>,
-        mut shared: watch::Receiver<Shared>,
+        mut shares: mpsc::UnboundedReceiver<(Shared, oneshot::Sender<()>)>,
     ) {
         let mut input = Vec::new();
         loop {
-            let now = self.now();
-            self.interface.poll(now, &mut self.card, &mut self.sockets);
-            self.configure(&address);
-            for index in 0..self.listeners.len() {
-                self.serve(index);
+            // One frame at a time, so that a place is free again for a request that comes with a reset.
+            loop {
+                let is_last = self.card.received.len() < 2;
+                let now = self.now();
+                self.interface
+                    .poll_ingress_single(now, &mut self.card, &mut self.sockets);
+                self.configure(&address);
+                for index in 0..self.listeners.len() {
+                    self.serve(index);
+                }
+                if is_last {
+                    break;
+                }
             }
+            let now = self.now();
             self.interface.poll(now, &mut self.card, &mut self.sockets);
             if !write(&stream, &mut self.card.sent).await {
                 return;
@@ -221,7 +232,11 @@ impl Stack {
                         return;
                     }
                 }
-                Ok(()) = shared.changed() => self.share(*shared.borrow_and_update()),
+                Some((shared, done)) = shares.recv() => {
+                    self.share(shared);
+                    // Who has asked may be gone.
+                    let _ = done.send(());
+                }
                 () = tokio::time::sleep(delay) => {}
             }
         }

@@ -1,6 +1,7 @@
 //! A network with a way out, a machine in it, and sockets of this host.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -130,6 +131,19 @@ pub(crate) async fn datagrams() -> (UdpSocket, u16) {
         .expect("a port");
     let port = socket.local_addr().expect("an address").port();
     (socket, port)
+}
+
+/// The sockets of a resolver: one port for datagrams and for connections.
+pub(crate) async fn resolver() -> (UdpSocket, TcpListener, u16) {
+    loop {
+        let (socket, port) = datagrams().await;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            Ok(listener) => return (socket, listener, port),
+            // It is free for datagrams only.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => panic!("no port: {error}"),
+        }
+    }
 }
 
 pub(crate) async fn hear(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {

@@ -64,7 +64,7 @@ async fn carry(
     syn: Vec<u8>,
     inbox: &Inbox,
 ) -> Option<tunnel::End> {
-    let port = shared.port_of(Mac(flow.mac))?;
+    let machine = shared.machine(Mac(flow.mac))?;
     if let Err(error) = host.set_nodelay(true) {
         tracing::debug!(%error, "cannot disable Nagle's algorithm for an outgoing connection");
     }
@@ -77,9 +77,8 @@ async fn carry(
     let ends = Ends {
         from: flow.remote,
         to: flow.machine,
-        mac: flow.mac,
     };
-    let way = WayTo::new(&shared.fabric, port);
+    let way = WayTo::new(shared, machine);
     let opener = Opener::Machine(syn);
     Some(tunnel::carry(host, opener, ends, shared.clock, inbox, &way).await)
 }
