@@ -162,7 +162,8 @@ impl Authorize {
         let path = request.uri().path();
         let info = request
             .extensions()
-            .get::<ConnectionInfo>()
+            .get::<Option<ConnectionInfo>>()
+            .and_then(Option::as_ref)
             .ok_or_else(|| Status::internal("the call has no connection info"))?;
         let caller = Caller(info.clone());
         match permissions::authorization(path) {

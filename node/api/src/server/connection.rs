@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -34,6 +34,8 @@ pub struct ConnectionInfo {
 pub(super) enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
+    /// Of a program of this machine.
+    Local(UnixStream),
 }
 
 /// How often a socket that waits for its handshake is looked at.
@@ -53,34 +55,46 @@ pub(super) async fn closed(socket: &TcpStream) {
 /// An accepted connection.
 pub(super) struct Connection {
     stream: Stream,
-    info: ConnectionInfo,
+    /// None for a program of this machine.
+    info: Option<ConnectionInfo>,
     end: End,
-    /// Its slot, until it is dropped.
-    _place: Place,
+    /// Its slot, until it is dropped; none for a program of this machine.
+    _place: Option<Place>,
 }
 
 impl Connection {
     pub(super) fn new(stream: Stream, info: ConnectionInfo, end: End, place: Place) -> Self {
         Self {
             stream,
-            info,
+            info: Some(info),
             end,
-            _place: place,
+            _place: Some(place),
+        }
+    }
+
+    /// Of a program of this machine.
+    pub(super) fn local(stream: UnixStream, end: End) -> Self {
+        Self {
+            stream: Stream::Local(stream),
+            info: None,
+            end,
+            _place: None,
         }
     }
 
     /// Whether this is a TLS connection of a peer without a certificate of the cluster. A plain
     /// connection could not present one.
     pub(super) fn is_unauthenticated(&self) -> bool {
-        let named = matches!(self.info.peer, PeerCertificate::Identified { .. });
+        let peer = self.info.as_ref().map(|info| &info.peer);
+        let named = matches!(peer, Some(PeerCertificate::Identified { .. }));
         matches!(self.stream, Stream::Tls(_)) && !named
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ConnectionInfo;
+    type ConnectInfo = Option<ConnectionInfo>;
 
-    fn connect_info(&self) -> ConnectionInfo {
+    fn connect_info(&self) -> Option<ConnectionInfo> {
         self.info.clone()
     }
 }
@@ -95,6 +109,7 @@ impl AsyncRead for Connection {
         match &mut self.stream {
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Stream::Local(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -109,6 +124,7 @@ impl AsyncWrite for Connection {
         match &mut self.stream {
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Local(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -117,6 +133,7 @@ impl AsyncWrite for Connection {
         match &mut self.stream {
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Local(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -126,6 +143,7 @@ impl AsyncWrite for Connection {
         match &mut self.stream {
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Local(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

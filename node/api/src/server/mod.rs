@@ -19,6 +19,7 @@
 mod authorize;
 mod connection;
 mod delays;
+mod local;
 mod places;
 mod reflection;
 mod services;
@@ -42,6 +43,7 @@ use tracing::{Instrument as _, debug, info, warn};
 
 pub use authorize::{Admission, Authorize, Caller};
 pub use connection::ConnectionInfo;
+pub use local::serve_local;
 pub use reflection::with_reflection;
 pub use services::Services;
 
@@ -53,6 +55,9 @@ use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
 use delays::Delays;
 use places::ConnectionLimiter;
+
+/// Delay after a failed accept: mostly out of file descriptors, where retrying at once would only waste CPU time.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +154,9 @@ pub enum ServeError {
         /// Tonic's error.
         source: tonic::transport::Error,
     },
+    /// The same, of a server for programs of this machine.
+    #[error("gRPC server on a unix socket failed")]
+    Local(#[source] tonic::transport::Error),
     /// The listening socket cannot be used.
     #[error("cannot use the listening socket")]
     Listener(#[from] io::Error),
@@ -297,10 +305,8 @@ impl Server {
                             running.spawn(task.in_current_span());
                         }
                         Err(error) => {
-                            // Mostly out of file descriptors. Retrying at once would only waste CPU
-                            // time.
                             warn!(%error, "cannot accept connections; retrying");
-                            tokio::time::sleep(Duration::from_millis(100)).await;
+                            tokio::time::sleep(ACCEPT_AGAIN).await;
                         }
                     }
                 }

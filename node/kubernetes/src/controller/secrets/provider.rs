@@ -8,11 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearth_api::server::Services;
+use hearth_api::server::{Services, serve_local};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use serde_json::{Value as Json, json};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::keyring::{KeyError, Keyring};
@@ -68,8 +66,7 @@ pub(crate) async fn run(ctx: Context, provider: Arc<Provider>) -> Outcome {
         .max_decoding_message_size(MAX_REQUEST_SIZE);
     ctx.healthy();
     let services = Services::new().with(service);
-    let incoming = UnixListenerStream::new(listener);
-    let serving = Server::builder().serve_with_incoming(services, incoming);
+    let serving = serve_local(listener, services, ctx.token());
     ctx.until_cancelled(async { serving.await.map_err(Failure::from) })
         .await
 }
