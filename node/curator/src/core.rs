@@ -267,6 +267,13 @@ impl Core {
         Err(Status::unavailable("the records keep changing: retry"))
     }
 
+    /// Waits until later calls to this curator see the write of this revision. One that lags for longer than calls may
+    /// be answered with old records refuses them.
+    pub async fn settle(&self, revision: Option<i64>) {
+        let reached = self.cache.reached(revision.unwrap_or(0));
+        let _ = timeout(self.timing.freshness, reached).await;
+    }
+
     /// A node as clients see it, with all changes up to this revision.
     pub async fn shown(&self, id: NodeId, revision: Option<i64>) -> Result<Node, Status> {
         let reached = self.cache.reached(revision.unwrap_or(0));

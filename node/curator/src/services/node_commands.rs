@@ -209,6 +209,8 @@ impl NodeCommands {
                 "owner and recovery recipient replaced"
             );
         }
+        // Later calls to this curator must not be admitted from the former owner.
+        self.core.settle(revision).await;
         Ok(ReplaceOwnerResponse {})
     }
 
@@ -239,8 +241,7 @@ impl NodeCommands {
             tracing::info!(node = %id, ?bypass, "node deleted");
         }
         // Later calls to this curator must not see the node.
-        let reached = self.core.cache.reached(revision.unwrap_or(0));
-        let _ = tokio::time::timeout(self.core.timing.freshness, reached).await;
+        self.core.settle(revision).await;
         Ok(DeleteNodeResponse {})
     }
 
