@@ -102,6 +102,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use super::*;
@@ -142,15 +143,19 @@ mod tests {
                 let socket = raw::packet_socket(there.index, protocol, &ALL).unwrap();
                 let address: IpAddr = address.parse().unwrap();
                 let mac = here.mac.unwrap();
-                announce(here.index, mac, address).unwrap();
-                let mut found = 0;
+                let mut found = BTreeSet::new();
                 let mut buffer = [0; 2048];
-                while found < expected {
+                while found.len() < expected {
                     match rustix::io::read(&socket, &mut buffer) {
                         Ok(length) => {
-                            found += usize::from(is_about(&buffer[..length], mac, address))
+                            let frame = &buffer[..length];
+                            if is_about(frame, mac, address) {
+                                found.insert(frame.to_vec());
+                            }
                         }
+                        // A device that has just been set up drops what it is given, for up to a second.
                         Err(rustix::io::Errno::AGAIN) => {
+                            announce(here.index, mac, address).unwrap();
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         Err(error) => panic!("{error}"),

@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use tokio::time::timeout;
 
 /// A pseudoterminal, as somebody who sits at a console has one. Hung up when dropped.
 #[derive(Debug)]
@@ -56,8 +58,11 @@ impl Terminal {
     }
 }
 
+/// For what takes seconds on a quiet machine.
+const BOUND: Duration = Duration::from_secs(300);
+
 /// Runs a test in a network namespace of its own, in which it may change everything. If creating a
-/// namespace is not permitted, the test is skipped with a message.
+/// namespace is not permitted, the test is skipped with a message. It fails when it does not end.
 pub fn in_own_network(test: impl Future<Output = ()> + Send) {
     std::thread::scope(|scope| {
         let run = || {
@@ -66,11 +71,12 @@ pub fn in_own_network(test: impl Future<Output = ()> + Send) {
                 return;
             }
             // One thread, because a namespace belongs to the thread that created it.
-            tokio::runtime::Builder::new_current_thread()
+            let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
-                .expect("a runtime")
-                .block_on(test);
+                .expect("a runtime");
+            let ended = runtime.block_on(async { timeout(BOUND, test).await });
+            ended.expect("the test ends");
         };
         scope.spawn(run).join().expect("the test's thread");
     });
