@@ -51,8 +51,20 @@ pub struct Kubernetes {
     pub registry: PathBuf,
     /// The archive with the test image of the bundle.
     pub probe: PathBuf,
+    /// The metrics server, which a long test adds to a cluster; only built for that.
+    pub metrics_server: Option<MetricsServer>,
     /// Kubernetes' conformance tests (`e2e.test`), for which `image` then has the images; only built if they will run.
     pub conformance: Option<PathBuf>,
+}
+
+/// The metrics server of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsServer {
+    /// The archive with its image.
+    pub image: PathBuf,
+    /// The folder with its manifests, for kustomize.
+    pub manifests: PathBuf,
 }
 
 /// An image and its parts.
@@ -164,6 +176,7 @@ mod tests {
                 kubectl: "/kubectl".into(),
                 registry: "/registry".into(),
                 probe: "/probe.tar".into(),
+                metrics_server: None,
                 conformance: Some("/e2e.test".into()),
             }),
             machine_check: image("machine-check"),

@@ -125,6 +125,15 @@ impl Kubernetes {
         command
     }
 
+    /// What kubectl prints, once it succeeds.
+    ///
+    /// # Errors
+    /// If it does not within the bound.
+    pub async fn answers(&self, words: &[&str]) -> anyhow::Result<String> {
+        let what = words.join(" ");
+        until_ok(&what, bounds::KUBERNETES, || self.kubectl(words)).await
+    }
+
     /// Waits until a script in a pod prints what satisfies the predicate.
     ///
     /// # Errors

@@ -50,6 +50,7 @@ pub struct Plan<'a> {
     has_twin: bool,
     larger_by: u64,
     configuration: ClusterConfiguration,
+    manifests: Vec<String>,
     forwards: Vec<PortForward>,
     runs_kubernetes: bool,
 }
@@ -106,6 +107,7 @@ impl<'a> Plan<'a> {
             has_twin: false,
             larger_by: 0,
             configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
+            manifests: Vec::new(),
             forwards: Vec::new(),
             runs_kubernetes: false,
         }
@@ -247,6 +249,12 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With these Kubernetes objects in the cluster that it founds, each in JSON.
+    pub fn with_manifests(mut self, manifests: Vec<String>) -> Self {
+        self.manifests = manifests;
+        self
+    }
+
     /// Creates its folder and its disk.
     ///
     /// # Errors
@@ -293,8 +301,9 @@ impl<'a> Plan<'a> {
             self.machine.disks.push(Disk::new(path, Format::Raw));
         }
         let owner = Owner::create(run_dir.path())?;
+        let parameters = owner.founding(self.configuration, self.manifests);
         Ok(Node {
-            parameters: Some(owner.parameters(self.configuration).encode_to_vec()),
+            parameters: Some(parameters.encode_to_vec()),
             failpoint: None,
             more_fw_cfg: Vec::new(),
             machine: self.machine,

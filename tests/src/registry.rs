@@ -96,11 +96,11 @@ impl Registry {
         Ok(fs::read_to_string(self.folder.join("ca.pem"))?)
     }
 
-    /// Adds the image of an archive (an OCI layout) under this name, with the tag `1`.
+    /// Adds the image of an archive (an OCI layout) under this name and tag.
     ///
     /// # Errors
     /// If the archive is something else.
-    pub async fn add(&self, archive: &Path, name: &str) -> Outcome {
+    pub async fn add(&self, archive: &Path, name: &str, tag: &str) -> Outcome {
         let unpacked = self.folder.join("unpacked");
         fs::create_dir_all(&unpacked)?;
         let mut unpack = CommandLine::new("tar");
@@ -133,8 +133,9 @@ impl Registry {
         }
         let manifests = image.join("_manifests");
         let revision = manifests.join("revisions/sha256").join(&manifest);
-        let index = manifests.join("tags/1/index/sha256").join(&manifest);
-        for folder in [revision, index, manifests.join("tags/1/current")] {
+        let tag = manifests.join("tags").join(tag);
+        let index = tag.join("index/sha256").join(&manifest);
+        for folder in [revision, index, tag.join("current")] {
             link(folder, &manifest)?;
         }
         Ok(())

@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use hearth_programs::{CONTAINERD, ETCD, REGISTRY};
+use hearth_programs::{CONTAINERD, ETCD, METRICS_SERVER, REGISTRY};
+use hearth_qemu::artifacts::MetricsServer;
 
 use crate::checkout::root;
 use crate::target::folder;
@@ -39,6 +40,18 @@ pub(crate) fn etcd(ui: &Ui) -> Result<PathBuf> {
 pub(crate) fn registry(ui: &Ui) -> Result<PathBuf> {
     let [built] = hearth_programs::ensure(ui, &sources(), [&REGISTRY])?;
     Ok(built.program("registry"))
+}
+
+/// The metrics server of Kubernetes as an image, with its manifests, which only a test needs.
+pub(crate) fn metrics_server(ui: &Ui) -> Result<MetricsServer> {
+    let [built] = hearth_programs::ensure(ui, &sources(), [&METRICS_SERVER])?;
+    let image = folder("tests")?.join("metrics-server.tar");
+    let program = built.program("metrics-server");
+    hearth_bundle::program_image(ui, "metrics-server", &program, &image)?;
+    Ok(MetricsServer {
+        image,
+        manifests: built.programs(),
+    })
 }
 
 /// containerd's client, which only benchmarks need.

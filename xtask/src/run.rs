@@ -21,6 +21,7 @@ use hearth_api::names;
 use hearth_lab::fleet::{Machines, PoweredOff};
 use hearth_lab::kubernetes::kubeconfig;
 use hearth_lab::machines::Blueprint;
+use hearth_lab::manifests;
 use hearth_lab::record::{self, Artifacts, ClusterRecord, Conflict, MachineConfig, RunOptions};
 use hearth_lab::session::Session;
 use hearth_lab::state::State;
@@ -92,6 +93,9 @@ pub(crate) struct Args {
     /// Use this Kubernetes bundle: a folder like the one that `cargo xtask bundle` prints
     #[arg(long, value_name = "DIR", requires = "kubernetes")]
     bundle: Option<PathBuf>,
+    /// Kubernetes objects that a new cluster gets, in YAML or JSON; may be given several times
+    #[arg(long = "manifest", value_name = "FILE", requires = "kubernetes")]
+    manifests: Vec<PathBuf>,
     /// Let QEMU load the kernel directly, without firmware; faster
     #[arg(long)]
     direct: bool,
@@ -173,6 +177,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     let state = State::open(folder()?)?;
     let begin = state.begin(args.options()?)?;
+    if !args.manifests.is_empty() && !begin.is_new() {
+        bail!("--manifest: expected a new cluster, got the last run's; start over with --fresh");
+    }
     let config = args.config(begin.config());
     if config.tpm && config.direct {
         bail!(
@@ -200,10 +207,17 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         false => None,
     };
     let kubectl = bundle.as_ref().map(kubectl).transpose()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let manifests = match &kubectl {
+        Some(kubectl) => runtime
+            .block_on(manifests::read(kubectl, &args.manifests))
+            .context("--manifest")?,
+        None => Vec::new(),
+    };
     let artifacts = build(ui, &config, bundle.as_ref())?;
     let blueprint = Blueprint::new(config.clone(), artifacts.clone())?;
     let hearthctl = hearthctl::build(ui)?;
-    let (mut record, parameters) = state.settle(begin)?;
+    let (mut record, parameters) = state.settle(begin, manifests)?;
     if args.join_later >= record.nodes {
         let (later, nodes) = (args.join_later, record.nodes);
         return Err(Conflict::JoinLater { later, nodes }.into());
@@ -228,7 +242,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             observer: Arc::new(display),
         },
     };
-    tokio::runtime::Runtime::new()?.block_on(run.boot(blueprint, record))
+    runtime.block_on(run.boot(blueprint, record))
 }
 
 /// Builds what these machines boot, and the program of their network.

@@ -27,7 +27,7 @@ pub use error::BuildError;
 pub use inputs::InputsError;
 pub use oci::ArchiveError;
 pub use packages::{MOUNTED_AT, PackagesError};
-pub use rootfs::ImageError;
+pub use rootfs::{ImageError, program_image};
 pub use tree::TreeError;
 
 use std::path::{Path, PathBuf};

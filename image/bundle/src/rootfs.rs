@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use hearth_build::command::{Cmd, CommandError};
-use hearth_build::files::{self, FileError, create_dir, set_mode, write};
+use hearth_build::files::{self, FileError, create_dir, failed, set_mode, write};
 use hearth_build::progress::Progress;
 use serde_json::json;
 
@@ -71,6 +71,24 @@ pub(crate) fn pause_image(
     settle_modes(&rootfs)?;
     let config = json!({ "Entrypoint": ["/pause"], "User": "65535:65535" });
     oci::write(progress, &[name], &rootfs, &config, scratch, archive)?;
+    Ok(())
+}
+
+/// An image of this name with one program and nothing else, for tests.
+pub fn program_image(
+    progress: &dyn Progress,
+    name: &str,
+    program: &Path,
+    archive: &Path,
+) -> Result<(), ImageError> {
+    const PROGRAM: &str = "program";
+    let scratch = tempfile::tempdir().map_err(failed("make a folder in", &std::env::temp_dir()))?;
+    let rootfs = scratch.path().join("rootfs");
+    create_dir(&rootfs)?;
+    copy(program, &rootfs.join(PROGRAM))?;
+    settle_modes(&rootfs)?;
+    let config = json!({ "Entrypoint": [format!("/{PROGRAM}")] });
+    oci::write(progress, &[name], &rootfs, &config, scratch.path(), archive)?;
     Ok(())
 }
 

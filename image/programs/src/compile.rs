@@ -68,8 +68,8 @@ impl Built {
         self.programs().join(name)
     }
 
-    /// The folder of the programs.
-    pub(crate) fn programs(&self) -> PathBuf {
+    /// The folder of the programs, and of the files that they read.
+    pub fn programs(&self) -> PathBuf {
         self.entry.join(PROGRAMS)
     }
 

@@ -28,7 +28,8 @@ pub use check::check;
 pub use compile::Built;
 pub use error::{LicenceError, ProgramsError, SbomError, ToolchainError};
 pub use modules::{
-    CNI, CONFORMANCE, CONTAINERD, ETCD, KUBERNETES, KUBERNETES_PREVIOUS, Module, REGISTRY, RUNC,
+    CNI, CONFORMANCE, CONTAINERD, ETCD, KUBERNETES, KUBERNETES_PREVIOUS, METRICS_SERVER, Module,
+    REGISTRY, RUNC,
 };
 pub use sbom::{Component, Sbom};
 pub use toolchain::ensure_go;

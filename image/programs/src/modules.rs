@@ -262,14 +262,39 @@ pub static REGISTRY: Module = Module {
     packages: 900,
 };
 
+/// Measures what nodes and pods use, for `kubectl top`: a part that most clusters add, to test that it works here. The
+/// files are the manifests that its makers publish for it.
+pub static METRICS_SERVER: Module = Module {
+    name: "metrics-server",
+    upstream: "sigs.k8s.io/metrics-server",
+    siblings: None,
+    programs: &[program(
+        "metrics-server",
+        "sigs.k8s.io/metrics-server/cmd/metrics-server",
+    )],
+    files: &[
+        ("kustomization.yaml", "manifests/base/kustomization.yaml"),
+        ("apiservice.yaml", "manifests/base/apiservice.yaml"),
+        ("deployment.yaml", "manifests/base/deployment.yaml"),
+        ("rbac.yaml", "manifests/base/rbac.yaml"),
+        ("service.yaml", "manifests/base/service.yaml"),
+    ],
+    tags: &[],
+    variables: &[],
+    cgo: false,
+    replaced: &[],
+    packages: 1000,
+};
+
 /// All of them.
-pub(crate) static ALL: [&Module; 8] = [
+pub(crate) static ALL: [&Module; 9] = [
     &CNI,
     &CONFORMANCE,
     &CONTAINERD,
     &ETCD,
     &KUBERNETES,
     &KUBERNETES_PREVIOUS,
+    &METRICS_SERVER,
     &REGISTRY,
     &RUNC,
 ];

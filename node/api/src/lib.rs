@@ -26,6 +26,7 @@ pub mod hosts;
 pub mod identity;
 pub mod labels;
 mod lifetime;
+pub mod manifests;
 pub mod names;
 pub mod owner;
 pub mod ownership;

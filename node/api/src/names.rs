@@ -120,6 +120,8 @@ pub mod conditions {
     pub const KUBERNETES_WORKER: &str = "KubernetesWorker";
     /// Condition of a Kubernetes controller in a cluster whose API servers have a virtual address.
     pub const KUBERNETES_API_ADDRESS: &str = "KubernetesApiAddress";
+    /// Condition of a Kubernetes controller while objects of `cluster_bootstrap.manifests` are not applied.
+    pub const KUBERNETES_MANIFESTS: &str = "KubernetesManifests";
     /// Reason: the node's image lacks the extension that the role needs.
     pub const NOT_INSTALLED: &str = "NotInstalled";
     /// Reason: the extension does not match the image's root hash.

@@ -46,7 +46,7 @@ macro_rules! redacted_debug {
 
 redacted_debug!(ClusterBootstrap {
     shown: owner_public_key, recovery_recipient, initial_cluster_configuration, initial_roles, labels,
-        accept_loss;
+        accept_loss, manifests;
     secret: first_contact_secret
 });
 
@@ -63,7 +63,7 @@ redacted_debug!(SealedConfiguration {
 });
 
 redacted_debug!(Founding {
-    shown: recovery_recipient, configuration, roles, labels;
+    shown: recovery_recipient, configuration, roles, labels, manifests;
     secret: first_contact_secret
 });
 

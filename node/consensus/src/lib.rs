@@ -32,6 +32,7 @@ pub mod etcd_proxy;
 pub mod fenced;
 pub mod kubernetes_authorities;
 mod log;
+pub mod manifests;
 pub mod member_record;
 mod members;
 mod peer_port;

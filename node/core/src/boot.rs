@@ -249,11 +249,14 @@ fn raise_file_limit() {
 
 /// Unmounts the data partition and the ESP. Everything that writes to them has stopped.
 fn go_down(root: &Root) {
-    // The container runtime and the kubelet leave mounts below the data partition.
-    if let Err(error) = mount_table::unmount_inside(root.data.path()) {
-        tracing::warn!(%error, "cannot unmount everything below the data partition");
+    // The container runtime and the kubelet leave mounts below the data partition, and below the part of it that is
+    // mounted elsewhere.
+    for path in [root.kubelet.as_path(), root.data.path()] {
+        if let Err(error) = mount_table::unmount_inside(path) {
+            tracing::warn!(path = %path.display(), %error, "cannot unmount everything below");
+        }
     }
-    for path in [root.data.path(), root.esp.path()] {
+    for path in [root.kubelet.as_path(), root.data.path(), root.esp.path()] {
         let Err(error) = mounts::unmount(path) else {
             continue;
         };

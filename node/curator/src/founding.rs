@@ -203,6 +203,7 @@ mod tests {
                     key: "zone".into(),
                     value: "b".into(),
                 }],
+                manifests: Vec::new(),
             },
         }
     }

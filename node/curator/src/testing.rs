@@ -99,6 +99,7 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
                 key: "rack".into(),
                 value: "1".into(),
             }],
+            manifests: Vec::new(),
         },
     }
 }

@@ -45,6 +45,7 @@ pub(crate) fn founding(enrolment: u8, storage_security: StorageSecurity) -> Arc<
             recovery_recipient: None,
             configuration: ClusterConfiguration::default(),
             labels: Vec::new(),
+            manifests: Vec::new(),
         },
     })
 }

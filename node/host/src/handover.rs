@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, NodeKey, PublicKey,
 };
+use hearth_api::manifests::Manifest;
 use hearth_api::names::LONGEST_CONDITION;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::tls::OwnCertificate;
@@ -37,6 +38,8 @@ pub struct ClusterSeed {
     pub configuration: ClusterConfiguration,
     /// The labels of the first node.
     pub labels: Vec<Label>,
+    /// Kubernetes objects, to be applied in this order.
+    pub manifests: Vec<Manifest>,
 }
 
 /// The data of a cluster to be bootstrapped: written by enrolment, read by the control plane. Kept

@@ -49,10 +49,9 @@ pub const ETC_FILES: [(&str, &str); 2] = [
 ];
 
 /// Paths that container programs have compiled in, and the targets of their symbolic links.
-pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
+pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 3] {
     let kept = root.data.kubernetes();
     [
-        ("/var/lib/kubelet", kept.kubelet()),
         ("/var/log", kept.log()),
         (
             "/var/lib/cni",
@@ -82,6 +81,10 @@ pub struct Root {
     pub data: Data,
     /// Memory; lost at the next boot.
     pub ephemeral: Ephemeral,
+    /// The kubelet's root directory, with the volumes of pods, where storage drivers expect it: they have this path
+    /// compiled in, or in their manifests. A mount of [`DataKubernetes::kubelet`], because unlike the rest of the data
+    /// partition it contains executable files.
+    pub kubelet: PathBuf,
     /// The mount points of the extensions.
     pub extensions: ExtensionMounts,
     /// What the loader's stub has added to the initramfs: the image builder's key for the TPM's policy, and its
@@ -107,6 +110,7 @@ impl Root {
             ephemeral: Ephemeral {
                 path: base.join("ephemeral"),
             },
+            kubelet: base.join("var/lib/kubelet"),
             loader: base.join(".extra"),
             extensions: ExtensionMounts {
                 path: base.join(names::extensions::FOLDER.trim_start_matches('/')),
@@ -344,8 +348,7 @@ impl DataKubernetes {
         &self.path
     }
 
-    /// The kubelet's root directory, with the volumes of pods. It has a mount of its own, because
-    /// unlike the rest of the data partition it contains executable files.
+    /// The content of [`Root::kubelet`].
     pub fn kubelet(&self) -> PathBuf {
         self.path.join("kubelet")
     }
@@ -355,8 +358,8 @@ impl DataKubernetes {
         self.path.join("volume-plugins")
     }
 
-    /// The CNI plugins that operators have installed. It has a mount of its own, as
-    /// [`Self::kubelet`].
+    /// The CNI plugins that operators have installed. It has a mount of its own, because unlike the rest of the data
+    /// partition it contains executable files.
     pub fn network_plugins(&self) -> PathBuf {
         self.path.join("network-plugins")
     }

@@ -100,6 +100,7 @@ use hearth_network_policy::node::NodePolicy;
 use hearth_sys::tree;
 
 use calendar::CertificateClock;
+use reconciler::manifests::ManifestsStatus;
 use virtual_address::AddressStatus;
 
 /// The user of API server, controller-manager and scheduler. Below 65536, where the users of pods with
@@ -262,6 +263,11 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
         (Arc::new(writer), value.watch())
     };
     let mut address = AddressStatus::None;
+    let (manifests_status, mut manifests_statuses) = {
+        let (writer, value) = event::value();
+        (Arc::new(writer), value.watch())
+    };
+    let mut manifests = ManifestsStatus::Done;
     let (hosts_writer, server_hosts) = event::value();
     let (recipient_writer, recovery_recipient) = event::value();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
@@ -271,6 +277,7 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
             parts: parts.clone(),
             condition: Arc::new(writer),
             address_status: address_status.clone(),
+            manifests_status: manifests_status.clone(),
             server_hosts: server_hosts.clone(),
             recovery_recipient: recovery_recipient.clone(),
             lost: AtomicBool::new(false),
@@ -293,10 +300,12 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
             condition = controller.1.next() => controller.2 = condition?,
             condition = worker.1.next() => worker.2 = condition?,
             status = address_statuses.next() => address = status?,
+            status = manifests_statuses.next() => manifests = status?,
             () = ctx.cancelled() => return Ok(()),
         }
         let all = [&*controller, &*worker].map(|(role, _, now)| now.clone().condition(*role));
-        let all = all.into_iter().chain([address.condition()]);
+        let all = all.into_iter();
+        let all = all.chain([address.condition(), manifests.condition()]);
         parts.conditions.set(all.flatten().collect());
     }
 }
@@ -309,6 +318,8 @@ struct RoleSupervisor {
     condition: Arc<Writer<RoleCondition>>,
     /// Output of the controller: what it has to do with the virtual address.
     address_status: Arc<Writer<AddressStatus>>,
+    /// Output of the controller: which of the objects that the cluster was founded with are left to apply.
+    manifests_status: Arc<Writer<ManifestsStatus>>,
     /// Input of the controller: further names and addresses in the certificate of its API server.
     server_hosts: Value<Arc<[Host]>>,
     /// Input of the controller: the recovery recipient of the cluster.
@@ -367,6 +378,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
         }
         if gate.role == Role::Controller {
             gate.address_status.set(AddressStatus::None);
+            gate.manifests_status.set(ManifestsStatus::Done);
         }
         gate.condition.set(RoleCondition::NotHeld);
         ctx.healthy();
@@ -406,6 +418,7 @@ async fn start(ctx: &Context, gate: &RoleSupervisor, bundle: Arc<Bundle>) -> Out
             let shared = controller::Shared {
                 condition: &gate.condition,
                 address_status: &gate.address_status,
+                manifests_status: &gate.manifests_status,
                 server_hosts: &gate.server_hosts,
                 recovery_recipient: &gate.recovery_recipient,
             };

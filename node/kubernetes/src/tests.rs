@@ -229,6 +229,7 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
         parts: fake.parts.clone(),
         condition: Arc::new(writer),
         address_status: Arc::new(event::value().0),
+        manifests_status: Arc::new(event::value().0),
         server_hosts: event::value().1,
         recovery_recipient: event::value().1,
         lost: AtomicBool::new(false),

@@ -92,22 +92,22 @@ pub fn unmount_inside(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Bind-mounts a directory onto itself with its own flags, so that it can be used in other ways
+/// Bind-mounts a directory, elsewhere or onto itself, with flags of its own, so that it can be used in other ways
 /// than the rest of its file system. Mounts in one are not visible in the other. Idempotent.
-pub fn bind_with_flags(path: &Path, flags: MountFlags) -> Result<(), MountError> {
+pub fn bind_with_flags(from: &Path, to: &Path, flags: MountFlags) -> Result<(), MountError> {
     let refused = |errno: rustix::io::Errno| MountError::Mount {
-        source_name: path.to_owned(),
+        source_name: from.to_owned(),
         kind: "bind".to_owned(),
-        target: path.to_owned(),
+        target: to.to_owned(),
         source: errno.into(),
     };
-    if !mounts_below(path)?.iter().any(|place| place == path) {
-        rustix::mount::mount_bind(path, path).map_err(refused)?;
+    if !mounts_below(to)?.iter().any(|place| place == to) {
+        rustix::mount::mount_bind(from, to).map_err(refused)?;
         // The bind of a shared mount is a peer of it.
-        rustix::mount::mount_change(path, MountPropagationFlags::PRIVATE).map_err(refused)?;
+        rustix::mount::mount_change(to, MountPropagationFlags::PRIVATE).map_err(refused)?;
     }
     // A bind mount has the flags of its source until it is remounted.
-    rustix::mount::mount_remount(path, MountFlags::BIND | flags, c"").map_err(refused)
+    rustix::mount::mount_remount(to, MountFlags::BIND | flags, c"").map_err(refused)
 }
 
 /// Makes mounts below `path` visible in mount namespaces derived from this one, as volumes of
@@ -193,7 +193,7 @@ mod tests {
             let flags = |path: &Path| rustix::fs::statvfs(path).unwrap().f_flag;
             let noexec = rustix::fs::StatVfsMountFlags::NOEXEC;
             for _ in 0..2 {
-                bind_with_flags(&part, MountFlags::NODEV).unwrap();
+                bind_with_flags(&part, &part, MountFlags::NODEV).unwrap();
                 assert!(!flags(&part).contains(noexec));
                 assert!(flags(&whole).contains(noexec));
             }
@@ -201,7 +201,7 @@ mod tests {
             unmount_below(&part).unwrap();
             // Again, when the whole is shared.
             share(&whole).unwrap();
-            bind_with_flags(&part, MountFlags::NODEV).unwrap();
+            bind_with_flags(&part, &part, MountFlags::NODEV).unwrap();
             share(&whole).unwrap();
             let deep = part.join("deep");
             mount(

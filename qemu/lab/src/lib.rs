@@ -38,6 +38,7 @@ pub mod formation;
 pub mod hearthctl;
 pub mod kubernetes;
 pub mod machines;
+pub mod manifests;
 pub mod measure;
 pub mod owner;
 pub mod power;

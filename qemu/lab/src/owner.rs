@@ -85,6 +85,19 @@ impl Owner {
         hearth_operator::parameters(Cluster::ClusterBootstrap(bootstrap))
     }
 
+    /// The same, with these Kubernetes objects, each in JSON.
+    pub fn founding(
+        &self,
+        configuration: v1::ClusterConfiguration,
+        manifests: Vec<String>,
+    ) -> v1::NodeParameters {
+        let mut parameters = self.parameters(configuration);
+        if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut parameters.cluster {
+            bootstrap.manifests = manifests;
+        }
+        parameters
+    }
+
     /// The keys that unlock this owner's nodes.
     pub fn keys(&self) -> Option<Keys> {
         Some(Keys {

@@ -120,11 +120,12 @@ impl State {
         Ok(Begin { options, found })
     }
 
-    /// The cluster to boot, with its first node's parameters. A new one replaces an existing one.
+    /// The cluster to boot, with its first node's parameters. A new one replaces an existing one, and gets these
+    /// Kubernetes objects, each in JSON, unless its parameters are the user's own.
     ///
     /// # Errors
     /// If its files cannot be read or written.
-    pub fn settle(&self, begin: Begin) -> Result<(ClusterRecord, Vec<u8>)> {
+    pub fn settle(&self, begin: Begin, manifests: Vec<String>) -> Result<(ClusterRecord, Vec<u8>)> {
         let path = self.folder.join(PARAMETERS);
         if let Some(mut record) = begin.found {
             record.nodes = begin.options.nodes.unwrap_or(record.nodes);
@@ -140,7 +141,7 @@ impl State {
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 kubernetes.api_address = machines::api_address().to_string();
                 let owner = Owner::create(&self.folder)?;
-                owner.parameters(configuration).encode_to_vec()
+                owner.founding(configuration, manifests).encode_to_vec()
             }
         };
         // They contain the secret.
@@ -281,7 +282,10 @@ mod tests {
     }
 
     fn prepare(state: &State, options: RunOptions) -> (ClusterRecord, Vec<u8>) {
-        state.settle(state.begin(options).unwrap()).unwrap()
+        let manifests = vec!["{}".to_owned()];
+        state
+            .settle(state.begin(options).unwrap(), manifests)
+            .unwrap()
     }
 
     fn is_new(state: &State) -> bool {
@@ -316,6 +320,7 @@ mod tests {
         assert_eq!(told.owner_public_key, owner.key.public().as_bytes());
         let recipient = owner.recovery.unwrap().recipient();
         assert_eq!(told.recovery_recipient, recipient.as_bytes());
+        assert_eq!(told.manifests, ["{}"]);
         record.owned_at = vec!["127.0.0.1:7835".parse().unwrap()];
         state.save(&record).unwrap();
         assert!(!is_new(&state));

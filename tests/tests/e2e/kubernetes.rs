@@ -2,6 +2,7 @@
 //!
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
+mod first_day;
 mod situations;
 
 use std::net::SocketAddr;
@@ -92,7 +93,7 @@ async fn images_come_from_registries() -> Outcome {
     let registry = Registry::start(&test).await?;
     let archive = &test.kubernetes()?.probe;
     for name in ["probe", "library/mirrored"] {
-        registry.add(archive, name).await?;
+        registry.add(archive, name, "1").await?;
     }
     let machine = test.node("node").kubernetes()?.online().install().await?;
     let vm = machine.power_on().await?;

@@ -22,6 +22,7 @@ const CONFORMANCE: &str = "conformance";
 pub(super) struct Kubernetes {
     bundle: Bundle,
     conformance: Option<PathBuf>,
+    metrics_server: Option<artifacts::MetricsServer>,
 }
 
 impl Kubernetes {
@@ -33,17 +34,21 @@ impl Kubernetes {
             return Ok(None);
         }
         let bundle = bundle::ensure(ui, None)?;
-        if !conformance {
-            let conformance = None;
-            return Ok(Some(Kubernetes {
-                bundle,
-                conformance,
-            }));
-        }
-        let tests = bundle::ensure_conformance(ui, &bundle)?;
+        let metrics_server = match long && has(KUBERNETES[0]) {
+            true => Some(programs::metrics_server(ui)?),
+            false => None,
+        };
+        let (bundle, conformance) = match conformance {
+            true => {
+                let tests = bundle::ensure_conformance(ui, &bundle)?;
+                (tests.bundle, Some(tests.program))
+            }
+            false => (bundle, None),
+        };
         Ok(Some(Kubernetes {
-            bundle: tests.bundle,
-            conformance: Some(tests.program),
+            bundle,
+            conformance,
+            metrics_server,
         }))
     }
 
@@ -61,6 +66,7 @@ impl Kubernetes {
             kubectl: kubectl.context("the bundle has no kubectl")?,
             registry: programs::registry(ui)?,
             probe: self.root().join("images/probe.tar"),
+            metrics_server: self.metrics_server.clone(),
             conformance: self.conformance.clone(),
         })
     }

@@ -11,6 +11,7 @@ use hearth_api::v1::ConsensusProgress;
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_consensus::manifests::Manifests;
 use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
 use hearth_curator::founding;
 use hearth_host::handover::{BootstrapData, Founded};
@@ -138,6 +139,12 @@ async fn found(
             let authorities = pki::load(&etcd, data.cluster_id)?;
             let client = handle.root().namespaced(ConsensusUser::Curator);
             let now = SystemTime::now();
+            // Before the cluster exists: a cluster without them would never get them.
+            let controllers = handle
+                .root()
+                .namespaced(ConsensusUser::KubernetesControllers);
+            let manifests = Manifests::new(controllers);
+            manifests.store(&data.seed.manifests).await?;
             let credentials = founding::found(&client, data, &authorities, now).await?;
             rolefetch::save(&node.roles(), &data.roles)?;
             failpoint!("founding.credentials.before");

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use hearth_api::identity::{JoinKey, NodeKey, PublicKey};
+use hearth_api::manifests::Manifest;
 use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
@@ -49,6 +50,12 @@ impl Sealed {
                     configuration: Some(founding.seed.configuration.clone()),
                     roles: Some(founding.roles),
                     labels: founding.seed.labels.clone(),
+                    manifests: founding
+                        .seed
+                        .manifests
+                        .iter()
+                        .map(Manifest::to_json)
+                        .collect(),
                 }),
                 ..identity_message(&founding.identity)
             },
@@ -286,6 +293,10 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
             recovery_recipient: field("founding.recovery_recipient", recovery_recipient)?,
             configuration: founding.configuration.clone().unwrap_or_default(),
             labels: founding.labels.clone(),
+            manifests: field(
+                "founding.manifests",
+                Manifest::parse_all(&founding.manifests),
+            )?,
         },
     })))
 }

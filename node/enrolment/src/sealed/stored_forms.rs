@@ -95,6 +95,7 @@ fn founding() -> Founding {
             recovery_recipient: None,
             configuration: ClusterConfiguration::default(),
             labels: Vec::new(),
+            manifests: Vec::new(),
         },
         roles: NodeRoles::default(),
     }

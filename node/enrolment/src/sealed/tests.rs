@@ -1,6 +1,7 @@
 use std::fs;
 
 use hearth_api::identity::{ClusterId, SigningKey};
+use hearth_api::manifests::Manifest;
 use hearth_api::private::{self, SealedConfiguration};
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{ClusterConfiguration, StorageSecurityPolicy, TpmMode, node_roles};
@@ -278,6 +279,8 @@ fn a_phase_has_its_own_fields_and_no_others() {
 #[test]
 fn what_a_founding_was_asked_for_is_kept() {
     let base = founding(1, StorageSecurity::Insecure);
+    let manifest = r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"}}"#;
+    let manifest = Manifest::parse("manifest", manifest);
     let asked = Founding {
         roles: NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),
@@ -297,6 +300,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 certificate_names: Vec::new(),
             },
             owner: SigningKey::from_seed([9; 32]).public(),
+            manifests: vec![manifest.unwrap()],
             ..base.seed.clone()
         },
         ..Founding::clone(&base)
@@ -311,6 +315,7 @@ fn what_a_founding_was_asked_for_is_kept() {
     };
     assert_eq!(again.seed.recovery_recipient, asked.seed.recovery_recipient);
     assert_eq!(again.seed.configuration, asked.seed.configuration);
+    assert_eq!(again.seed.manifests, asked.seed.manifests);
     assert_eq!(again.roles, asked.roles);
     assert_eq!(again.seed.owner, asked.seed.owner);
     assert_eq!(again.identity.cluster_id, ClusterId::from_bytes([1; 16]));

@@ -1,6 +1,7 @@
 //! `cluster_bootstrap`: create a new cluster.
 
 use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
+use hearth_api::manifests::Manifest;
 use hearth_api::recovery::{RecoveryError, RecoveryRecipient};
 use hearth_api::v1::{
     ClusterBootstrap, ClusterConfiguration, NodeRoles, StorageSecurity, StorageSecurityPolicy,
@@ -60,6 +61,7 @@ impl Bootstrap {
                 recovery_recipient,
                 configuration,
                 labels: labels::parse("cluster_bootstrap.labels", message.labels)?,
+                manifests: manifests(&message.manifests)?,
             },
             storage_security,
             accept_loss: message.accept_loss,
@@ -76,6 +78,13 @@ fn configuration(message: Option<ClusterConfiguration>) -> Result<ClusterConfigu
             "cluster_bootstrap.initial_cluster_configuration.{}",
             error.field
         );
+        Problem::unwanted(field, error.expected, error.found)
+    })
+}
+
+fn manifests(texts: &[String]) -> Result<Vec<Manifest>, Problem> {
+    Manifest::parse_all(texts).map_err(|error| {
+        let field = format!("cluster_bootstrap.{}", error.field);
         Problem::unwanted(field, error.expected, error.found)
     })
 }

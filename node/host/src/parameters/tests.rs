@@ -290,6 +290,12 @@ fn each_field_that_will_not_do_is_named() {
                 .into(),
         ),
         (
+            refused_bootstrap(|b| b.manifests = vec![r#"{"apiVersion":"v1"}"#.into()]),
+            "cluster_bootstrap.manifests[0].kind: expected a kind, such as \"Deployment\", got \
+             nothing"
+                .into(),
+        ),
+        (
             refused_bootstrap(|b| b.initial_roles = Some(NodeRoles::default())),
             "cluster_bootstrap.initial_roles.consensus_member: expected the role (the first \
              node must be a consensus member), got no role"

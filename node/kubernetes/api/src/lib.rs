@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this module | the client: requests for objects, and errors |
 //! | [`kinds`] | the kinds of objects |
+//! | [`Resource`] | objects of kinds that are known to the API server only |
 //! | [`fields`] | the fields that are read |
 //! | [`watch`] | list and watch: all objects of a kind, and each change |
 //! | [`store`] | what is kept of them, within limits |
@@ -26,6 +27,7 @@
 
 pub mod fields;
 pub mod kinds;
+mod resources;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -55,6 +57,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower::ServiceExt as _;
 
 use kinds::Kind;
+pub use resources::{Name, Resource};
 pub use watching::Watching;
 
 /// Timeout for the connection to an API server, or to the balancer before it.
@@ -70,6 +73,18 @@ const MAX_SHOWN_CHARS: usize = 300;
 
 /// Field manager of server-side apply.
 pub const MANAGER: &str = "hearth";
+
+/// A kind of patch.
+struct PatchKind {
+    content_type: &'static str,
+    query: &'static str,
+}
+
+/// Server-side apply, by [`MANAGER`].
+const APPLY: PatchKind = PatchKind {
+    content_type: "application/apply-patch+yaml",
+    query: "?fieldManager=hearth&force=true",
+};
 
 /// The URL of an API server is invalid.
 #[derive(Debug, thiserror::Error)]
@@ -305,8 +320,7 @@ impl Objects {
     /// object if there is none. Fields that this manager has set before and that are missing now
     /// are removed.
     pub async fn apply(&self, name: &str, object: &Json) -> Result<(), ApiError> {
-        let query = format!("?fieldManager={MANAGER}&force=true");
-        self.patch(name, &query, ("application/apply-patch+yaml", object))
+        self.patch(name, APPLY.query, (APPLY.content_type, object))
             .await
     }
 
@@ -329,20 +343,32 @@ impl Objects {
 
     /// Path and query of one object, or of all.
     fn path(&self, name: Option<&str>, query: &str) -> Result<PathAndQuery, ApiError> {
-        let mut path = self.kind.root();
-        if let Some(namespace) = &self.namespace {
-            path.push_str("/namespaces/");
-            path.push_str(segment(namespace)?);
-        }
-        path.push('/');
-        path.push_str(self.kind.plural);
-        if let Some(name) = name {
-            path.push('/');
-            path.push_str(segment(name)?);
-        }
-        path.push_str(query);
-        Ok(path.parse()?)
+        let (root, namespace) = (self.kind.root(), self.namespace.as_deref());
+        path(&root, namespace, self.kind.plural, name, query)
     }
+}
+
+/// Path and query of one object, or of all; `root` is that of the API group and version.
+fn path(
+    root: &str,
+    namespace: Option<&str>,
+    plural: &str,
+    name: Option<&str>,
+    query: &str,
+) -> Result<PathAndQuery, ApiError> {
+    let mut path = root.to_owned();
+    if let Some(namespace) = namespace {
+        path.push_str("/namespaces/");
+        path.push_str(segment(namespace)?);
+    }
+    path.push('/');
+    path.push_str(plural);
+    if let Some(name) = name {
+        path.push('/');
+        path.push_str(segment(name)?);
+    }
+    path.push_str(query);
+    Ok(path.parse()?)
 }
 
 /// Checks that a name can be a segment of a path as it is. Names in Kubernetes have no other

@@ -39,6 +39,7 @@ use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
+use hearth_consensus::manifests::Manifests;
 use hearth_consensus::{
     ConsensusUnavailable, ConsensusUser, Handle, NamespacedClient, kubernetes_authorities,
 };
@@ -49,6 +50,7 @@ use hearth_host::pki::kubernetes::{Authorities, Certificate};
 use hearth_sys::confine::Confinement;
 
 use super::program::{self, Profile, Progress};
+use super::reconciler::manifests::ManifestsStatus;
 use super::virtual_address::{self, AddressStatus};
 use super::{AUDIT_LOG, RoleCondition, Worker, reconciler, store};
 use files::Files;
@@ -120,6 +122,8 @@ pub(crate) struct Shared<'a> {
     pub condition: &'a Writer<RoleCondition>,
     /// What this node has to do with the virtual address.
     pub address_status: &'a Arc<Writer<AddressStatus>>,
+    /// Which of the objects that the cluster was founded with are left to apply.
+    pub manifests_status: &'a Arc<Writer<ManifestsStatus>>,
     /// Input: further names and addresses in the certificate of the API server.
     pub server_hosts: &'a Value<Arc<[Host]>>,
     /// Input: the recovery recipient of the cluster, if it has one.
@@ -247,7 +251,9 @@ pub(crate) async fn run(
             Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
         }),
         settings: controller.settings.clone(),
+        manifests: Manifests::new(among_controllers),
         constants: objects.clone(),
+        manifests_status: outer.manifests_status.clone(),
     });
     let all = controller.clone();
     ctx.run("reconciler", move |ctx| {
@@ -400,6 +406,7 @@ fn confinement(root: &Root, user: u32) -> Confinement {
             data.volumes(),
             data.containerd(),
             data.kubernetes().path().to_owned(),
+            root.kubelet.clone(),
             memory.consensus(),
             memory.containerd(),
             memory.kubernetes().worker().path().to_owned(),

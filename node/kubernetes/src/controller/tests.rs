@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use hearth_api::manifests::Manifest;
 use hearth_api::testing::{Script, TestClock};
 use hearth_api::v1::NodeRoles;
 use hearth_api::v1::node_roles::KubernetesController;
@@ -85,11 +86,17 @@ struct Plane {
     ports: Ports,
     alone: TestSupervisor,
     standings: Watcher<RoleCondition>,
+    manifests: Watcher<ManifestsStatus>,
 }
 
 impl Plane {
     /// `None` without a bundle.
     async fn start(calendar: CertificateClock) -> Option<Self> {
+        Self::founded_with(calendar, &[]).await
+    }
+
+    /// The same, with objects that the cluster was founded with.
+    async fn founded_with(calendar: CertificateClock, manifests: &[Manifest]) -> Option<Self> {
         let bundle = bundle()?;
         let site = Site::new();
         site.state
@@ -97,6 +104,11 @@ impl Plane {
             .set(hearth_host::cluster_state::State::Home)
             .unwrap();
         let etcd = site.start(true).await;
+        let controllers = etcd
+            .handle()
+            .root()
+            .namespaced(ConsensusUser::KubernetesControllers);
+        Manifests::new(controllers).store(manifests).await.unwrap();
         let fake = Fake::by(calendar, |_| Extensions::none());
         // Not a loopback address, which an API server refuses to advertise. Nothing connects to it.
         fake.address.set([192, 0, 2, 7].into());
@@ -110,8 +122,11 @@ impl Plane {
         let (ports, parts) = (free_ports(), fake.parts.clone());
         let condition = Arc::new(event::value::<RoleCondition>().0);
         let standings = condition.value().watch();
+        let manifests_status = Arc::new(event::value::<ManifestsStatus>().0);
+        let manifests = manifests_status.value().watch();
         let alone = TestSupervisor::run(move |ctx| {
             let (parts, bundle, condition) = (parts.clone(), bundle.clone(), condition.clone());
+            let manifests_status = manifests_status.clone();
             async move {
                 let (writer, server_hosts) = event::value();
                 let (recipient_writer, recovery_recipient) = event::value();
@@ -124,6 +139,7 @@ impl Plane {
                 let outer = Shared {
                     condition: &condition,
                     address_status: &Arc::new(event::value().0),
+                    manifests_status: &manifests_status,
                     server_hosts: &server_hosts,
                     recovery_recipient: &recovery_recipient,
                 };
@@ -139,6 +155,7 @@ impl Plane {
             ports,
             alone,
             standings,
+            manifests,
         };
         plane.works("the control plane works").await;
         Some(plane)
@@ -216,9 +233,10 @@ impl Plane {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
     let calendar = CertificateClock::of_this_machine();
-    let Some(mut plane) = Plane::start(calendar).await else {
+    let Some(mut plane) = Plane::founded_with(calendar, &founding_objects()).await else {
         return;
     };
+    founding_objects_are_applied(&mut plane).await;
     // Its data is in its own namespace of etcd only.
     let root = plane.etcd.handle();
     let store = root.root().namespaced(ConsensusUser::Kubernetes);
@@ -237,6 +255,91 @@ async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
         "nobody else restarts"
     );
     plane.stop().await;
+}
+
+/// The first one needs the next two, and the last one is refused.
+fn founding_objects() -> Vec<Manifest> {
+    let names = json!({ "plural": "things", "kind": "Thing" });
+    let any = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let schema = json!({ "openAPIV3Schema": any });
+    let versions = json!([{ "name": "v1", "served": true, "storage": true, "schema": schema }]);
+    let object = |version: &str, kind: &str, metadata: Json, spec: Json| {
+        let object = json!({
+            "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec,
+        });
+        Manifest::parse("manifest", &object.to_string()).unwrap()
+    };
+    vec![
+        object(
+            "example.org/v1",
+            "Thing",
+            json!({ "name": "first", "namespace": "shop" }),
+            json!({}),
+        ),
+        object("v1", "Namespace", json!({ "name": "shop" }), json!({})),
+        object(
+            "apiextensions.k8s.io/v1",
+            "CustomResourceDefinition",
+            json!({ "name": "things.example.org" }),
+            json!({
+                "group": "example.org",
+                "scope": "Namespaced",
+                "names": names,
+                "versions": versions,
+            }),
+        ),
+        object(
+            "apps/v1",
+            "Deployment",
+            json!({ "name": "refused" }),
+            json!({ "selector": {} }),
+        ),
+    ]
+}
+
+/// Those that can be applied are, and of the other one the reason is told.
+async fn founding_objects_are_applied(plane: &mut Plane) {
+    let is_told = |status: &ManifestsStatus| match status {
+        ManifestsStatus::Left { count: 1, why } => {
+            why.starts_with("Deployment refused: Deployment.apps \"refused\" is invalid")
+        }
+        _ => false,
+    };
+    let told = plane.manifests.wait_for(is_told);
+    let told = slowly("one is left", told).await.unwrap();
+    let condition = told.condition().unwrap();
+    assert!(!condition.met && condition.reason == "NotApplied");
+    let client = plane.client().await;
+    let path = "/apis/example.org/v1/namespaces/shop/things/first";
+    assert!(client.text(path).await.unwrap().contains("\"first\""));
+
+    let etcd = plane.etcd.handle();
+    let controllers = etcd.root().namespaced(ConsensusUser::KubernetesControllers);
+    let left = Manifests::new(controllers).pending().await.unwrap();
+    let left: Vec<&str> = left.iter().map(|one| one.manifest.name()).collect();
+    assert_eq!(left, ["refused"]);
+
+    // What users make instead counts.
+    let labels = json!({ "app": "better" });
+    let container = json!({ "name": "c", "image": "i" });
+    let better = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": { "name": "refused" },
+        "spec": {
+            "replicas": 0,
+            "selector": { "matchLabels": labels },
+            "template": { "metadata": { "labels": labels }, "spec": { "containers": [container] } },
+        },
+    });
+    let deployments = client.resource("apps/v1", "Deployment").await;
+    let deployments = deployments.unwrap().unwrap();
+    let made = client.apply(&deployments, (None, "refused"), &better).await;
+    made.unwrap();
+    let none = plane
+        .manifests
+        .wait_for(|status| *status == ManifestsStatus::Done);
+    slowly("none is left", none).await.unwrap();
 }
 
 /// What a pod may ask for follows the cluster's settings; the default is the level baseline.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
+use hearth_consensus::manifests::Manifests;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use hearth_kubernetes_api::Client;
 use rustls_pki_types::CertificateDer;
 
+use super::manifests::{self, ManifestsStatus};
 use super::{Reconciler, Timing, cluster, run};
 use crate::access;
 use crate::program::Progress;
@@ -29,8 +31,12 @@ pub(crate) struct Worker {
     pub issue: Box<Issue>,
     /// Input: the cluster's settings.
     pub settings: Value<Arc<KubernetesConfiguration>>,
+    /// Input: the objects that the cluster was founded with.
+    pub manifests: Manifests,
     /// Output: see [`Reconciler::constants`].
     pub constants: Arc<Writer<Progress>>,
+    /// Output: which of `manifests` are left to apply.
+    pub manifests_status: Arc<Writer<ManifestsStatus>>,
 }
 
 /// Runs the parts as children of this runnable.
@@ -57,11 +63,18 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
         identity: member.own.node().to_string(),
         volumes: worker.parts.root.data.volumes(),
         timing: Timing::default(),
-        client,
+        client: client.clone(),
         cluster: known,
         constants: worker.constants.clone(),
     });
     ctx.run("work", move |ctx| run(ctx, reconciler.clone()))?;
+    let manifests = Arc::new(manifests::Worker {
+        manifests: worker.manifests.clone(),
+        client,
+        constants: worker.constants.value(),
+        status: worker.manifests_status.clone(),
+    });
+    ctx.run_worker("manifests", &manifests, manifests::run)?;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

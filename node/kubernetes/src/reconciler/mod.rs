@@ -6,6 +6,7 @@
 //! | [`lease`] | leader election among several controllers |
 //! | `controller` | runs all of this on a controller |
 //! | `cluster` | nodes and configuration, from the curators |
+//! | `manifests` | the objects that a cluster was founded with |
 //! | [`objects`] | the desired objects: permissions of nodes, classes, the DNS service |
 //! | `policies` | the network policy of each worker |
 //! | `seen` | the watched objects |
@@ -25,6 +26,7 @@ mod admission;
 pub(crate) mod cluster;
 pub(crate) mod controller;
 pub mod lease;
+pub(crate) mod manifests;
 pub mod nodes;
 pub mod objects;
 mod policies;

@@ -212,7 +212,7 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
         .flag("kubeconfig", files.kubeconfig(name))
         .flag("hostname-override", &facts.name)
         .flag("node-ip", facts.address.to_string())
-        .flag("root-dir", root.data.kubernetes().kubelet())
+        .flag("root-dir", &root.kubelet)
         .flag("cert-dir", work)
         .flag(
             "image-credential-provider-config",

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | all cgroup controllers are enabled below the root group | the kubelet divides resources among pods |
 //! | mount propagation is shared | volumes that the kubelet mounts have to appear in running containers |
-//! | the kubelet's directory is a bind mount without `noexec` | the data partition is mounted with it, and volumes of pods are in that directory |
+//! | the kubelet's directory is a bind mount at `/var/lib/kubelet` without `noexec` | storage drivers expect it there; the data partition is mounted with `noexec`, and volumes of pods are in that directory |
 //! | symbolic links in `/var` | paths that are built into programs |
 //! | the same for CNI plugins, and links in `/etc` and `/opt` | another pod network than the built-in one installs itself there |
 //! | sysctls | see [`SETTINGS`] |
@@ -91,7 +91,7 @@ pub(super) async fn prepare(turn: &MachineLock, root: &Root, pods: PodsPossible)
 fn make_for_other_network(root: &Root) -> Outcome {
     let plugins = root.data.kubernetes().network_plugins();
     files::create_dir_durably(&plugins, 0o755)?;
-    mount_table::bind_with_flags(&plugins, MountFlags::NOSUID | MountFlags::NODEV)?;
+    mount_table::bind_with_flags(&plugins, &plugins, MountFlags::NOSUID | MountFlags::NODEV)?;
     for (link, target) in layout::network_links(root) {
         make_link(Path::new(link), &target)?;
     }
@@ -123,7 +123,8 @@ fn make(root: &Root) -> Outcome {
     let all = cgroups::Group::root();
     all.pass_controllers_down()?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount_table::bind_with_flags(&kept.kubelet(), flags)?;
+    fs::create_dir_all(&root.kubelet)?;
+    mount_table::bind_with_flags(&kept.kubelet(), &root.kubelet, flags)?;
     mount_table::share(Path::new("/"))?;
     for (name, value) in SETTINGS {
         if let Err(error) = sysctl::set(name, value) {
@@ -168,6 +169,7 @@ fn remove(root: &Root) -> Outcome {
     let kept = root.data.kubernetes();
     let made = root.ephemeral.kubernetes().worker();
     let state = root.ephemeral.containerd();
+    mount_table::unmount_below(&root.kubelet)?;
     for directory in [kept.path(), made.path(), &state] {
         mount_table::unmount_below(directory)?;
         tree::remove(directory)?;
