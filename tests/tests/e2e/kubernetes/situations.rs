@@ -50,6 +50,7 @@ async fn what_surprised_others_works() -> Outcome {
     a_part_of_a_volume_is_mounted(&kubernetes, &node).await?;
     datagrams_follow_their_service(&kubernetes, &node).await?;
     the_address_of_a_client_is_kept(&kubernetes, &node).await?;
+    mounts_of_drivers_reach_the_machine(&kubernetes, &node).await?;
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
@@ -198,6 +199,35 @@ async fn datagrams_follow_their_service(kubernetes: &Kubernetes, node: &str) -> 
                 .kubectl(&["delete", "pod", pod, "--wait=false"])
                 .await?;
         }
+    }
+    Ok(())
+}
+
+/// What the pod of a storage driver mounts at the path that drivers have compiled in is mounted on the machine.
+async fn mounts_of_drivers_reach_the_machine(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    const PODS: &str = "/var/lib/kubelet/pods";
+    let driver = |spec: &mut Value| {
+        spec["volumes"] = json!([{ "name": "pods", "hostPath": { "path": PODS } }]);
+        let container = &mut spec["containers"][0];
+        container["securityContext"] = json!({ "privileged": true });
+        container["volumeMounts"] = json!([
+            { "name": "pods", "mountPath": PODS, "mountPropagation": "Bidirectional" },
+        ]);
+    };
+    kubernetes.probe_as("driver", node, driver).await?;
+    let mounted = format!("nsenter -t 1 -m cat /proc/mounts | grep {PODS}/driver | wc -l");
+    for (script, count) in [
+        (
+            format!("mkdir {PODS}/driver; mount -t tmpfs none {PODS}/driver"),
+            "1",
+        ),
+        (format!("umount {PODS}/driver; rmdir {PODS}/driver"), "0"),
+    ] {
+        let words = ["exec", "driver", "--", "sh", "-c", &script];
+        kubernetes.kubectl(&words).await?;
+        kubernetes
+            .says("machine", &mounted, |said| said.trim() == count)
+            .await?;
     }
     Ok(())
 }
