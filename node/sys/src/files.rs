@@ -162,7 +162,6 @@ pub fn erase_directory(directory: &Path) -> Result<(), FileError> {
 
 /// Overwrites the file with zeros, durably. Succeeds if it does not exist.
 fn overwrite(path: &Path) -> Result<(), FileError> {
-    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let mut file = match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         file => file.map_err(FileError::io(path, "open"))?,
@@ -170,13 +169,8 @@ fn overwrite(path: &Path) -> Result<(), FileError> {
     let length = file
         .metadata()
         .map_err(FileError::io(path, "get the size"))?;
-    let mut left = length.len();
-    while left > 0 {
-        let count = left.min(ZEROS.len() as u64);
-        file.write_all(&ZEROS[..count as usize])
-            .map_err(FileError::io(path, "overwrite"))?;
-        left -= count;
-    }
+    io::copy(&mut io::repeat(0).take(length.len()), &mut file)
+        .map_err(FileError::io(path, "overwrite"))?;
     file.sync_all().map_err(FileError::io(path, "sync"))
 }
 
