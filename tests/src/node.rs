@@ -3,6 +3,8 @@
 //! [`Plan`] configures a machine, [`Node`] is installed and powered off, [`Running`] is powered on. Several boots of
 //! one [`Node`] use the same disk.
 
+mod plan;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -13,319 +15,24 @@ use anyhow::{Context, bail, ensure};
 use hearth_api::client::{Channel, Endpoint};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names;
+use hearth_api::v1::NodeParameters;
 use hearth_api::v1::node_management_client::NodeManagementClient;
-use hearth_api::v1::{ClusterConfiguration, NodeParameters, StorageSecurityPolicy};
+use hearth_lab::Owner;
 use hearth_lab::formation::shown_key;
-use hearth_lab::owner::with_storage;
-use hearth_lab::{Owner, tool};
-use hearth_qemu::accel::Accel;
-use hearth_qemu::artifacts::Image;
-use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc, TpmInterface};
-use hearth_qemu::disk::{Disk, Format, make_overlay};
-use hearth_qemu::firmware::Firmware;
+use hearth_qemu::command::{Boot, Machine, Rtc};
+use hearth_qemu::disk::Format;
 use hearth_qemu::fw_cfg::Item;
-use hearth_qemu::hardware::{Card, DiskBus};
-use hearth_qemu::network::{Forward, Link, Mac, Nic, PortForward, UserNetwork};
+use hearth_qemu::network::PortForward;
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
 
+pub use plan::Plan;
+
 use crate::debug::Debug;
 use crate::disk::RawDisk;
 use crate::owner::Operator;
-use crate::places::Occupant;
-use crate::{Outcome, TestCtx, bounds};
-
-/// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, one CPU (two with KVM), an
-/// overlay as its disk, a network without a gateway, and parameters that found a cluster with insecure storage.
-#[derive(Debug)]
-pub struct Plan<'a> {
-    test: &'a TestCtx,
-    name: String,
-    image: Image,
-    uefi: bool,
-    machine: Machine,
-    disk: Kind,
-    sector_bytes: u32,
-    has_twin: bool,
-    larger_by: u64,
-    configuration: ClusterConfiguration,
-    manifests: Vec<String>,
-    forwards: Vec<PortForward>,
-    runs_kubernetes: bool,
-}
-
-/// The disk of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// An overlay on the image.
-    Overlay,
-    /// A copy of the image, which the test can read and change.
-    Raw,
-}
-
-impl TestCtx {
-    /// A machine of this name, to be configured and then installed.
-    pub fn node(&self, name: &str) -> Plan<'_> {
-        Plan::new(self, name)
-    }
-}
-
-impl<'a> Plan<'a> {
-    pub(crate) fn new(test: &'a TestCtx, name: &str) -> Self {
-        let ports = [
-            names::PORT_CURATOR,
-            names::PORT_NODE_MANAGEMENT,
-            names::PORT_UNLOCK,
-            names::PORT_DEBUG,
-            names::PORT_KUBERNETES,
-        ];
-        let forwards = ports.map(Forward::any);
-        let machine = Machine {
-            // A second emulated CPU takes more time from the host's than it saves.
-            cpus: match test.accel() {
-                Accel::Tcg => 1,
-                Accel::Kvm => 2,
-            },
-            nics: vec![Nic {
-                mac: Mac::of_machine(1),
-                link: Link::User(UserNetwork {
-                    restricted: true,
-                    forwards: forwards.into(),
-                }),
-            }],
-            ..Machine::new(name, test.accel())
-        };
-        Self {
-            test,
-            name: name.to_owned(),
-            image: test.artifacts().test.clone(),
-            uefi: false,
-            machine,
-            disk: Kind::Overlay,
-            sector_bytes: 512,
-            has_twin: false,
-            larger_by: 0,
-            configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
-            manifests: Vec::new(),
-            forwards: Vec::new(),
-            runs_kubernetes: false,
-        }
-    }
-
-    /// Connected to a network of several machines, which forwards these of its ports to the host.
-    pub fn plugged(mut self, nic: Nic, forwards: Vec<PortForward>) -> Self {
-        self.machine.nics = vec![nic];
-        self.forwards = forwards;
-        self
-    }
-
-    /// With the release image.
-    pub fn release(self) -> Self {
-        let image = self.test.artifacts().release.clone();
-        self.image(image)
-    }
-
-    /// With the test image with Kubernetes, and the memory that it needs. Waits for its turn.
-    ///
-    /// # Errors
-    /// If it was not built.
-    pub fn kubernetes(self) -> anyhow::Result<Self> {
-        let image = self.test.kubernetes()?.image.clone();
-        self.test.turn(Occupant::Kubernetes)?;
-        let plan = Self {
-            runs_kubernetes: true,
-            ..self.image(image).cpus(2)
-        };
-        Ok(plan.memory_mib(2048).larger_by(4 << 30))
-    }
-
-    /// Whether [`Self::kubernetes`] was called.
-    pub(crate) fn runs_kubernetes(&self) -> bool {
-        self.runs_kubernetes
-    }
-
-    /// With this image.
-    pub fn image(mut self, image: Image) -> Self {
-        self.image = image;
-        self
-    }
-
-    /// Booted from its disk, by firmware.
-    pub fn uefi(mut self) -> Self {
-        self.uefi = true;
-        self
-    }
-
-    /// With a TPM.
-    pub fn tpm(mut self) -> Self {
-        self.machine.tpm = Some(TpmInterface::Tis);
-        self
-    }
-
-    /// With this much memory.
-    pub fn memory_mib(mut self, memory_mib: u32) -> Self {
-        self.machine.memory_mib = memory_mib;
-        self
-    }
-
-    /// With this many CPUs.
-    pub fn cpus(mut self, cpus: u32) -> Self {
-        self.machine.cpus = cpus;
-        self
-    }
-
-    /// Without a random number generator except the CPU's.
-    pub fn without_rng(mut self) -> Self {
-        self.machine.rng = false;
-        self
-    }
-
-    /// With another disk controller and another network card. Without virtio in either, there is none in the machine.
-    pub fn hardware(mut self, disk_bus: DiskBus, card: Card) -> Self {
-        self.machine.disk_bus = disk_bus;
-        self.machine.card = card;
-        self.machine.rng = disk_bus.is_virtio() || card.is_virtio();
-        self
-    }
-
-    /// With a further device, as QEMU's `-device` takes it.
-    pub fn device(mut self, device: &str) -> Self {
-        self.machine.more_devices.push(device.to_owned());
-        self
-    }
-
-    /// Without a network card.
-    pub fn without_card(mut self) -> Self {
-        self.machine.nics.clear();
-        self
-    }
-
-    /// With another clock.
-    pub fn clock(mut self, clock: Rtc) -> Self {
-        self.machine.rtc = clock;
-        self
-    }
-
-    /// In a network with a gateway: without one, DNS and time servers are unreachable.
-    pub fn online(mut self) -> Self {
-        for nic in &mut self.machine.nics {
-            if let Link::User(network) = &mut nic.link {
-                network.restricted = false;
-            }
-        }
-        self
-    }
-
-    /// With a disk that the test can read while the machine is off.
-    pub fn raw_disk(mut self) -> Self {
-        self.disk = Kind::Raw;
-        self
-    }
-
-    /// With a disk of large logical sectors; the image must be for such a disk.
-    pub fn sector_bytes(mut self, sector_bytes: u32) -> Self {
-        self.sector_bytes = sector_bytes;
-        self
-    }
-
-    /// With a second disk, a copy of the first; both can be read while the machine is off.
-    pub fn twin_disks(self) -> Self {
-        Self {
-            has_twin: true,
-            ..self.raw_disk()
-        }
-    }
-
-    /// With a disk that is this many bytes larger than the image.
-    pub fn larger_by(mut self, bytes: u64) -> Self {
-        self.larger_by = bytes;
-        self
-    }
-
-    /// With other settings of the cluster that it founds.
-    pub fn configured(mut self, change: impl FnOnce(&mut ClusterConfiguration)) -> Self {
-        change(&mut self.configuration);
-        self
-    }
-
-    /// With these Kubernetes objects in the cluster that it founds, each in JSON.
-    pub fn with_manifests(mut self, manifests: Vec<String>) -> Self {
-        self.manifests = manifests;
-        self
-    }
-
-    /// Creates its folder and its disk.
-    ///
-    /// # Errors
-    /// If one of them cannot be created.
-    pub async fn install(mut self) -> anyhow::Result<Node> {
-        self.test.place()?;
-        let run_dir = RunDir::create(self.test.folder().join(&self.name))?;
-        let base = &self.image.disk;
-        let image_bytes = fs::metadata(base)
-            .with_context(|| format!("cannot read the metadata of {}", base.display()))?
-            .len();
-        let bytes = match self.machine.disk_bus {
-            // QEMU insists on it for SD cards.
-            DiskBus::Sdhci => (image_bytes + self.larger_by).next_power_of_two(),
-            _ => image_bytes + self.larger_by,
-        };
-        let disk = match self.disk {
-            Kind::Overlay => {
-                let path = run_dir.file("disk.qcow2");
-                make_overlay(base, &path, Some(bytes)).await?;
-                Disk::new(path, Format::Qcow2)
-            }
-            Kind::Raw => {
-                let path = run_dir.file("disk.img");
-                copy(base, &path).await?;
-                fs::File::options()
-                    .write(true)
-                    .open(&path)?
-                    .set_len(bytes)?;
-                Disk::new(path, Format::Raw)
-            }
-        };
-        self.machine.boot = match self.uefi {
-            true => Boot::Uefi(Firmware::locate()?),
-            false => self.image.direct(),
-        };
-        self.machine.disks = vec![Disk {
-            sector_bytes: self.sector_bytes,
-            ..disk
-        }];
-        if self.has_twin {
-            let path = run_dir.file("twin.img");
-            copy(&self.machine.disks[0].path, &path).await?;
-            self.machine.disks.push(Disk::new(path, Format::Raw));
-        }
-        let owner = Owner::create(run_dir.path())?;
-        let parameters = owner.founding(self.configuration, self.manifests);
-        Ok(Node {
-            parameters: Some(parameters.encode_to_vec()),
-            failpoint: None,
-            more_fw_cfg: Vec::new(),
-            machine: self.machine,
-            forwards: self.forwards,
-            run_dir,
-            owner,
-        })
-    }
-}
-
-/// Copies a sparse file sparsely.
-async fn copy(from: &Path, to: &Path) -> Outcome {
-    let mut command = CommandLine::new("cp");
-    command
-        .arg("--sparse=always")
-        .arg("--reflink=auto")
-        .arg("--no-preserve=all")
-        .arg(from)
-        .arg(to);
-    tool::run(&command).await?;
-    Ok(())
-}
+use crate::{Outcome, bounds};
 
 /// A machine that is installed and powered off.
 #[derive(Debug)]
