@@ -190,8 +190,13 @@ fn is_api_version(text: &str) -> bool {
 }
 
 fn is_name(text: &str) -> bool {
+    is_segment(text) && text.len() <= MAX_NAME
+}
+
+/// Whether a name can be a segment of a path as it is. Names in Kubernetes have no other characters.
+pub fn is_segment(name: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
-    !matches!(text, "" | "." | "..") && text.len() <= MAX_NAME && text.chars().all(known)
+    !matches!(name, "" | "." | "..") && name.chars().all(known)
 }
 
 #[cfg(test)]

@@ -267,19 +267,19 @@ impl Core {
         Err(Status::unavailable("the records keep changing: retry"))
     }
 
-    /// Waits until later calls to this curator see the write of this revision. One that lags for longer than calls may
-    /// be answered with old records refuses them.
-    pub async fn settle(&self, revision: Option<i64>) {
+    /// Waits until later calls to this curator see the write of this revision; returns whether they do. One that lags
+    /// for longer than calls may be answered with old records refuses them.
+    pub async fn settle(&self, revision: Option<i64>) -> bool {
         let reached = self.cache.reached(revision.unwrap_or(0));
-        let _ = timeout(self.timing.freshness, reached).await;
+        timeout(self.timing.freshness, reached).await.is_ok()
     }
 
     /// A node as clients see it, with all changes up to this revision.
     pub async fn shown(&self, id: NodeId, revision: Option<i64>) -> Result<Node, Status> {
-        let reached = self.cache.reached(revision.unwrap_or(0));
-        timeout(self.timing.freshness, reached).await.map_err(|_| {
-            Status::unavailable("the change is written, but this curator lags: use another one")
-        })?;
+        if !self.settle(revision).await {
+            let lags = "the change is written, but this curator lags: use another one";
+            return Err(Status::unavailable(lags));
+        }
         self.cache
             .shown(id)
             .ok_or_else(|| Status::aborted(format!("{id} has been deleted concurrently")))

@@ -88,7 +88,7 @@ use hearth_api::hosts::Host;
 use hearth_api::names;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{KubernetesConfiguration, NodeCondition, NodeRoles};
-use hearth_base::event::{self, Value, Writer};
+use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::bundle::Bundle;
@@ -258,31 +258,25 @@ impl From<&Missing> for RoleCondition {
 /// Runs the supervisors of the two roles, and reports the conditions.
 pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let mut roles = Vec::new();
-    let (address_status, mut address_statuses) = {
-        let (writer, value) = event::value();
-        (Arc::new(writer), value.watch())
-    };
+    let (address_status, mut address_statuses) = watched();
     let mut address = AddressStatus::None;
-    let (manifests_status, mut manifests_statuses) = {
-        let (writer, value) = event::value();
-        (Arc::new(writer), value.watch())
-    };
+    let (manifests_status, mut manifests_statuses) = watched();
     let mut manifests = ManifestsStatus::Done;
     let (hosts_writer, server_hosts) = event::value();
     let (recipient_writer, recovery_recipient) = event::value();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
-        let (writer, condition) = event::value();
+        let (condition, conditions) = watched();
         let gate = Arc::new(RoleSupervisor {
             role,
             parts: parts.clone(),
-            condition: Arc::new(writer),
+            condition,
             address_status: address_status.clone(),
             manifests_status: manifests_status.clone(),
             server_hosts: server_hosts.clone(),
             recovery_recipient: recovery_recipient.clone(),
             lost: AtomicBool::new(false),
         });
-        roles.push((role, condition.watch(), RoleCondition::NotHeld));
+        roles.push((role, conditions, RoleCondition::NotHeld));
         ctx.run_restartable(name, &gate, pass)?;
     }
     let settings = Arc::new(settings::Worker {
@@ -308,6 +302,12 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
         let all = all.chain([address.condition(), manifests.condition()]);
         parts.conditions.set(all.flatten().collect());
     }
+}
+
+/// A value with several writers, and its only reader.
+fn watched<T: Clone + Send + Sync + 'static>() -> (Arc<Writer<T>>, Watcher<T>) {
+    let (writer, value) = event::value();
+    (Arc::new(writer), value.watch())
 }
 
 /// The supervisor of one role on this node.

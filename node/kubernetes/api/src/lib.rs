@@ -39,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hearth_api::manifests::is_segment;
 use hearth_api::names::KUBERNETES_SERVER;
 use hearth_api::transport::Connector;
 use http::uri::{InvalidUri, PathAndQuery};
@@ -74,17 +75,13 @@ const MAX_SHOWN_CHARS: usize = 300;
 /// Field manager of server-side apply.
 pub const MANAGER: &str = "hearth";
 
-/// A kind of patch.
-struct PatchKind {
-    content_type: &'static str,
-    query: &'static str,
-}
+/// Content type of server-side apply.
+const APPLY: &str = "application/apply-patch+yaml";
 
-/// Server-side apply, by [`MANAGER`].
-const APPLY: PatchKind = PatchKind {
-    content_type: "application/apply-patch+yaml",
-    query: "?fieldManager=hearth&force=true",
-};
+/// Query of server-side apply with `force`, by [`MANAGER`].
+fn apply_query() -> String {
+    format!("?fieldManager={MANAGER}&force=true")
+}
 
 /// The URL of an API server is invalid.
 #[derive(Debug, thiserror::Error)]
@@ -320,8 +317,7 @@ impl Objects {
     /// object if there is none. Fields that this manager has set before and that are missing now
     /// are removed.
     pub async fn apply(&self, name: &str, object: &Json) -> Result<(), ApiError> {
-        self.patch(name, APPLY.query, (APPLY.content_type, object))
-            .await
+        self.patch(name, &apply_query(), (APPLY, object)).await
     }
 
     /// Deletes an object. It is kept until its finalizers are removed.
@@ -371,12 +367,9 @@ fn path(
     Ok(path.parse()?)
 }
 
-/// Checks that a name can be a segment of a path as it is. Names in Kubernetes have no other
-/// characters.
+/// Checks that a name can be a segment of a path as it is.
 fn segment(name: &str) -> Result<&str, ApiError> {
-    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
-    let is_name = !matches!(name, "" | "." | "..") && name.chars().all(known);
-    is_name
+    is_segment(name)
         .then_some(name)
         .ok_or_else(|| ApiError::Name(name.to_owned()))
 }

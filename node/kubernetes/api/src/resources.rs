@@ -5,7 +5,7 @@ use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 use serde_json::Value as Json;
 
-use super::{APPLY, ApiError, Client, path, segment};
+use super::{APPLY, ApiError, Client, apply_query, path, segment};
 
 /// The namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -63,8 +63,8 @@ impl Client {
         name: Name<'_>,
         object: &Json,
     ) -> Result<(), ApiError> {
-        let path = resource.path(name, APPLY.query)?;
-        let body = Some((APPLY.content_type, object));
+        let path = resource.path(name, &apply_query())?;
+        let body = Some((APPLY, object));
         self.ask(Method::PATCH, path, body).await.map(drop)
     }
 
