@@ -344,7 +344,6 @@ async fn log_tpm(ctx: Context) -> Outcome {
     Ok(())
 }
 
-/// Copies the kernel's log into the log tree, under the name of this runnable.
 /// The machine's TPM, if it has one that can seal the node's keys.
 fn sealer(root: &Root) -> Option<Arc<Sealer>> {
     match Sealer::of_machine(&root.loader) {
@@ -356,6 +355,7 @@ fn sealer(root: &Root) -> Option<Arc<Sealer>> {
     }
 }
 
+/// Copies the kernel's log into the log tree, under the name of this runnable.
 async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
     let mut kernel = Kmsg::open(Path::new(kmsg::DEVICE))?;
     ctx.healthy();

@@ -262,7 +262,9 @@ for name in fuse nfs4 ext4 iso9660; do grep -qw $name /proc/filesystems || echo 
 for device in net/tun fuse nbd0; do test -e /dev/$device || echo $device; done
 for kind in dummy bridge; do ip link add new type $kind && ip link del new || echo $kind; done
 ip link add link eth0 name new type macvlan && ip link del new || echo macvlan
-mkdir -p /mnt && mount -t tmpfs none /mnt || echo tmpfs";
+mkdir -p /mnt && mount -t tmpfs none /mnt || echo tmpfs
+for name in connmark owner socket; do grep -qx $name /proc/net/ip_tables_matches || echo match $name; done
+for name in CT REDIRECT TPROXY; do grep -qx $name /proc/net/ip_tables_targets || echo target $name; done";
 
 /// Prints what the programs of the control plane are, or see, that they should not; nothing if there are none of them
 /// is a difference, too.

@@ -22,6 +22,20 @@ sleep 3600";
 /// Answers each datagram at this port with the pod's name, whoever sends it.
 const ANSWER: &str = "while :; do hostname | timeout 60 nc -u -l -p 5300; done";
 
+/// A program of 145 bytes that reads the time as programs before glibc 2.14 do, by a call to the page of vsyscalls, and
+/// fails if there is none: `(exit (= 0 ((time *)0xffffffffff600400)(NULL)))`.
+const OLD_PROGRAM: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\x78\0\x40\0\0\0\0\0\
+\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\x38\0\x01\0\0\0\0\0\0\0\
+\x01\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x40\0\0\0\0\0\
+\x91\0\0\0\0\0\0\0\x91\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\
+\x31\xff\x48\xc7\xc0\0\x04\x60\xff\xff\xd0\x48\x85\xc0\x40\x0f\x94\xc7\xb8\x3c\0\0\0\x0f\x05";
+
+/// Redirects what root sends to port 9 of the pod's loopback address, by rules of the pod's own.
+const REDIRECT: &str = "nsenter -t 1 -m /ext/kubernetes/bin/nft 'add table ip own
+add chain ip own out { type nat hook output priority -100; }
+add rule ip own out meta skuid 0 tcp dport 9 redirect to :8080'
+wget -q -O - http://127.0.0.1:9/cgi-bin/hostname";
+
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn what_surprised_others_works() -> Outcome {
@@ -51,6 +65,11 @@ async fn what_surprised_others_works() -> Outcome {
     datagrams_follow_their_service(&kubernetes, &node).await?;
     the_address_of_a_client_is_kept(&kubernetes, &node).await?;
     mounts_of_drivers_reach_the_machine(&kubernetes, &node).await?;
+    a_pod_reaches_itself_through_its_service(&kubernetes, &node).await?;
+    an_old_program_reads_the_time(&kubernetes).await?;
+    kubernetes
+        .says("machine", REDIRECT, |said| said.trim() == "machine")
+        .await?;
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
@@ -263,4 +282,26 @@ async fn the_address_of_a_client_is_kept(kubernetes: &Kubernetes, node: &str) ->
     let logs = kubernetes.kubectl(&["logs", "server"]).await?;
     ensure!(logs.contains(own), "{own} is not in {logs}");
     Ok(())
+}
+
+/// The only pod of a service is a client of that service.
+async fn a_pod_reaches_itself_through_its_service(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    kubernetes.probe("mirror", node).await?;
+    let port = format!("--target-port={IMAGE_PORT}");
+    kubernetes
+        .kubectl(&["expose", "pod", "mirror", "--port=80", &port])
+        .await?;
+    let ask = "timeout 5 wget -q -O - http://mirror.default/cgi-bin/hostname";
+    kubernetes
+        .says("mirror", ask, |said| said.trim() == "mirror")
+        .await
+}
+
+async fn an_old_program_reads_the_time(kubernetes: &Kubernetes) -> Outcome {
+    let escaped = |byte: &u8| format!("\\{byte:03o}");
+    let program: String = OLD_PROGRAM.iter().map(escaped).collect();
+    let script = format!("printf '{program}' > /old && chmod +x /old && /old && echo works");
+    kubernetes
+        .says("server", &script, |said| said.trim() == "works")
+        .await
 }
