@@ -16,6 +16,7 @@
 mod own;
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -53,7 +54,12 @@ pub fn wall_clock() -> Clock {
 pub fn now(clock: &Clock) -> UnixTime {
     clock
         .current_time()
-        .unwrap_or(UnixTime::since_unix_epoch(std::time::Duration::ZERO))
+        .unwrap_or(UnixTime::since_unix_epoch(Duration::ZERO))
+}
+
+/// The same as [`SystemTime`], in whole seconds: that from which certificates are valid for a limited time.
+pub fn system_time(clock: &Clock) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(now(clock).as_secs())
 }
 
 /// TLS cannot be set up with the given credentials.

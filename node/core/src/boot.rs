@@ -26,7 +26,7 @@ use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
 use hearth_host::console::{report, report_once};
 use hearth_host::handover::TimeStatus;
 use hearth_host::image::Image;
-use hearth_host::layout::{self, Root};
+use hearth_host::layout::{self, Esp, Root};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
 use hearth_kubernetes::AUDIT_LOG;
@@ -126,8 +126,11 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Runs until a shutdown or reboot is requested. On an error PID 1 reboots the machine.
 async fn core() -> Result<PowerRequest, Error> {
     mounts::bring_up()?;
-    let group = cgroups::Group::root().child(layout::NODE_GROUP);
-    group.make().and_then(|()| group.enter())?;
+    // Aside, because the kernel takes as long for it as for all that follows until the supervisor runs.
+    let grouped = tokio::task::spawn_blocking(|| {
+        let group = cgroups::Group::root().child(layout::NODE_GROUP);
+        group.make().and_then(|()| group.enter())
+    });
     let root = Root::system();
     root.ephemeral.make_directories()?;
     write_etc()?;
@@ -144,6 +147,9 @@ async fn core() -> Result<PowerRequest, Error> {
     if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
         tracing::warn!("{}", chain(&error));
     }
+
+    // Before there are other processes: they inherit the group.
+    grouped.await??;
 
     #[cfg(feature = "debug-service")]
     let (tree_writer, tree) = event::value();
@@ -282,7 +288,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     let state = cluster_state.clone();
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
 
-    esp::mount(&node.root.esp).await?;
+    let boot_disk = esp::mount(&node.root.esp).await?.disk;
     let fw_cfg = FwCfg::default();
     #[cfg(feature = "failpoints")]
     if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
@@ -306,11 +312,13 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     });
     // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
+    tokio::task::block_in_place(|| make_directories(&node.root.esp));
     tokio::task::block_in_place(|| keep_record(&ctx, &node, &cluster_state, &time))?;
-    let extensions = Arc::new(extensions::mount(&node.root.extensions, report).await);
+    let extensions = Arc::new(extensions::mount(&boot_disk, &node.root.extensions, report).await);
     let inputs = compose::Inputs {
         root: node.root.clone(),
         image: node.image.clone(),
+        boot_disk,
         log_tree: node.log_tree.clone(),
         power: node.power.clone(),
         parameters,
@@ -328,6 +336,13 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
+}
+
+/// The directory is missing only on the first boot. Code that saves a file reports an error where it matters.
+fn make_directories(esp: &Esp) {
+    if let Err(error) = esp.make_directories() {
+        tracing::warn!("{}", chain(&error));
+    }
 }
 
 /// Logs which TPM the machine has, and what was measured into it. Nothing waits for it: a TPM may be

@@ -36,9 +36,10 @@ use hearth_host::image::Image;
 use hearth_host::layout::Root;
 use hearth_host::power::Power;
 use hearth_host::storage::{DataPartition, System};
-use hearth_host::{boot_record, esp, parameters, pki};
+use hearth_host::{boot_record, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::{firewall, mesh};
+use hearth_sys::block::Disk;
 use hearth_sys::clock::Kernel;
 use hearth_sys::{console, hostname};
 
@@ -50,6 +51,8 @@ pub struct Inputs {
     pub root: Root,
     /// Version and build time of the running image.
     pub image: Image,
+    /// The disk from which this machine was booted.
+    pub boot_disk: Disk,
     /// Receives the log lines of child programs.
     pub log_tree: LogTree,
     /// Takes an operator's requests to reboot or power off.
@@ -92,6 +95,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let Inputs {
         root,
         image,
+        boot_disk,
         log_tree,
         power,
         parameters,
@@ -328,7 +332,10 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         recorded: recorded_writer,
         disowned: disowned_writer,
     });
-    let data = DataPartition::new(System::new(esp::find), root.data.clone());
+    let data = DataPartition::new(
+        System::new(boot_disk, can_run_kubernetes),
+        root.data.clone(),
+    );
     let data = Arc::new(Mutex::new(data));
     let unlocking = Arc::new(unlocking::Worker {
         listen: any(PORT_UNLOCK),

@@ -171,7 +171,7 @@ impl Core {
     /// The time by the curator's clock, in whole seconds: that from which certificates are valid for a
     /// limited time.
     pub fn now(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(tls::now(&self.clock).as_secs())
+        tls::system_time(&self.clock)
     }
 
     /// Refuses to issue a certificate while the clock is known to be wrong. Another curator's may be right.

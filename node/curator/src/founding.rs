@@ -5,12 +5,12 @@
 //! nothing.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use hearth_api::identity::{ClusterId, NodeCredentials};
 use hearth_api::private::{StoredAuthority, StoredCluster, StoredNode};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::settings;
+use hearth_api::tls::{self, Clock, OwnCertificate, TlsError};
 use hearth_api::v1::NodeState;
 use hearth_cluster::state::{self, ClusterRecord, NodeRecord, RecordError};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
@@ -46,26 +46,51 @@ pub enum FoundingError {
     /// The existing records are invalid.
     #[error("cannot read the cluster's existing records")]
     Record(#[from] RecordError),
-    /// The node's certificate cannot be issued.
-    #[error("cannot issue the first node's certificate")]
-    Pki(#[from] PkiError),
 }
 
-/// Writes the cluster's first records to etcd and returns the credentials of the first node, issued
-/// at this time. The client is that of [`hearth_consensus::ConsensusUser::Curator`]. Idempotent, except that the
-/// certificate is issued anew each time.
-pub async fn found(
-    client: &NamespacedClient,
+/// Why the first node has no certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum CertifyError {
+    /// They cannot be issued.
+    #[error("cannot issue the first node's certificates")]
+    Pki(#[from] PkiError),
+    /// They do not belong together.
+    #[error("cannot use the first node's certificates")]
+    Tls(#[from] TlsError),
+}
+
+/// Issues the certificates of the first node, at the time of this clock. Needs no etcd.
+pub fn certify(
     data: &BootstrapData,
     authorities: &Authorities,
-    now: SystemTime,
-) -> Result<Arc<NodeCredentials>, FoundingError> {
+    clock: Clock,
+) -> Result<Arc<OwnCertificate>, CertifyError> {
     let public_key = data.node_key.public();
     let configuration = settings::with_defaults(data.seed.configuration.clone());
     let names = leaves::curator_hosts(&configuration);
     let holder = Holder::node(data.cluster_id, data.node_id, public_key, names);
     let valid = leaves::lifetime(&configuration);
-    let certificate = authorities.cluster.issue_leaf(&holder, now, valid)?;
+    let now = tls::system_time(&clock);
+    let authority = &authorities.cluster;
+    let certificate = authority.issue_leaf(&holder, now, valid)?;
+    let credentials = NodeCredentials {
+        key: data.node_key.clone(),
+        certificate: certificate.clone(),
+        ca: authority.certificate().clone(),
+    };
+    let own = OwnCertificate::new(&credentials, clock)?;
+    let p256 = authority.issue_p256_leaf(&holder, own.p256_public_key(), now, valid)?;
+    own.replace(certificate, Some(p256))?;
+    Ok(own)
+}
+
+/// Writes the cluster's first records to etcd. The client is that of
+/// [`hearth_consensus::ConsensusUser::Curator`]. Idempotent.
+pub async fn found(
+    client: &NamespacedClient,
+    data: &BootstrapData,
+    authorities: &Authorities,
+) -> Result<(), FoundingError> {
     failpoint!("founding.transaction.before");
     match client.write(transaction(data, authorities)).await {
         Ok(revision) => {
@@ -75,11 +100,7 @@ pub async fn found(
         Err(WriteError::Consensus(error)) => return Err(FoundingError::Write(error)),
     }
     failpoint!("founding.transaction.after");
-    Ok(Arc::new(NodeCredentials {
-        key: data.node_key.clone(),
-        certificate,
-        ca: authorities.cluster.certificate().clone(),
-    }))
+    Ok(())
 }
 
 fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {

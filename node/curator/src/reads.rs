@@ -105,8 +105,7 @@ impl ReadIndex {
     }
 
     async fn read(&self, cache: &Cache) -> Result<(), String> {
-        cache.loaded().await;
-        let epoch = self.client.get(fenced::EPOCH).await;
+        let (epoch, ()) = tokio::join!(self.client.get(fenced::EPOCH), cache.loaded());
         let epoch = epoch.map_err(|error: ConsensusError| error.to_string())?;
         let revision = epoch.map_or(0, |record| record.mod_revision);
         if timeout(self.freshness / 2, cache.reached(revision))

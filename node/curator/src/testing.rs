@@ -136,7 +136,9 @@ impl World {
         let owner_key = OwnerKey::generate();
         let data = bootstrap_data(&site, &owner_key);
         let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
-        let node = founding::found(&etcd.client(), &data, &authorities, now())
+        let own = founding::certify(&data, &authorities, wall_clock()).unwrap();
+        let node = Arc::new(own.credentials());
+        founding::found(&etcd.client(), &data, &authorities)
             .await
             .unwrap();
         hearth_host::credentials::save(&site.root.data.node().credentials(), &node).unwrap();
@@ -381,7 +383,7 @@ impl World {
 }
 
 fn now() -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(tls::now(&wall_clock()).as_secs())
+    tls::system_time(&wall_clock())
 }
 
 /// A leaf that is valid for a day.

@@ -29,17 +29,17 @@ const USUAL: Duration = Duration::from_secs(2);
 /// the one before, up to the last.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// Finds the ESP and mounts it. While the boot disk is missing, or is not the only one that it can be,
+/// Finds the ESP, mounts it, and returns it: the node's other partitions are on the same disk. While the boot disk is missing, or is not the only one that it can be,
 /// it tries again and says on the console why: somebody has to attach or detach a disk, and to reboot
 /// would not help.
-pub async fn mount(esp: &Esp) -> Result<(), Failure> {
+pub async fn mount(esp: &Esp) -> Result<PartitionDevice, Failure> {
     let [mut pause, longest] = PAUSES;
     loop {
         match tokio::task::spawn_blocking(find).await? {
             Ok(partition) => {
-                let esp = esp.clone();
-                return tokio::task::spawn_blocking(move || mount_partition(&esp, &partition))
-                    .await?;
+                let (esp, found) = (esp.clone(), partition.clone());
+                tokio::task::spawn_blocking(move || mount_partition(&esp, &found)).await??;
+                return Ok(partition);
             }
             Err(error) if error.is_of_disks() => {
                 let why = format!("the boot disk: {}", chain(&error));
@@ -72,11 +72,6 @@ fn mount_partition(esp: &Esp, partition: &PartitionDevice) -> Result<(), Failure
         )?;
         return Ok(());
     }
-    // The directory is missing only on the first boot. Code that saves a file creates it again, and
-    // reports an error where it matters.
-    if let Err(error) = esp.make_directories() {
-        tracing::warn!("{}", chain(&error));
-    }
     tracing::info!(partition = %partition.path.display(), "mounted the ESP");
     Ok(())
 }
@@ -85,7 +80,7 @@ fn mount_partition(esp: &Esp, partition: &PartitionDevice) -> Result<(), Failure
 /// says on the console what it waits for.
 ///
 /// Blocks its thread.
-pub fn find() -> Result<PartitionDevice, BlockError> {
+fn find() -> Result<PartitionDevice, BlockError> {
     let booted = Booted::read(Path::new(firmware::EFIVARS))?;
     let begin = Instant::now();
     let mut said = false;

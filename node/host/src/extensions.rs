@@ -29,7 +29,6 @@ use hearth_sys::block::{self, BlockError, Blocks, Disk, PartitionDevice};
 use hearth_sys::dm::{DeviceMapper, DmError, Verity};
 use hearth_sys::mounts::{self, MountError, MountFlags};
 
-use crate::esp;
 use crate::layout::{self, ExtensionMounts};
 
 /// The extensions of this boot.
@@ -96,7 +95,7 @@ impl Extensions {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says it")]
 enum Refusal {
-    #[error("cannot find the boot disk")]
+    #[error("cannot read the partitions of the boot disk")]
     BootDisk(#[source] Box<BlockError>),
     #[error("the boot disk has no extension slots")]
     NoSlots,
@@ -118,17 +117,18 @@ enum Refusal {
     },
 }
 
-/// Mounts all extensions that the kernel command line admits, and reports each on the console.
-pub async fn mount(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
-    let places = places.clone();
-    let mounted = tokio::task::spawn_blocking(move || mount_blocking(&places, report)).await;
+/// Mounts all extensions that the kernel command line admits, from the boot disk, and reports each on the console.
+pub async fn mount(boot_disk: &Disk, places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
+    let (boot_disk, places) = (boot_disk.clone(), places.clone());
+    let mounted = move || mount_blocking(&boot_disk, &places, report);
+    let mounted = tokio::task::spawn_blocking(mounted).await;
     mounted.unwrap_or_else(|error| {
         tracing::error!("cannot mount extensions: {error}");
         Extensions::none()
     })
 }
 
-fn mount_blocking(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
+fn mount_blocking(boot_disk: &Disk, places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     let line = match std::fs::read_to_string(layout::COMMAND_LINE) {
         Ok(line) => line,
         Err(error) => {
@@ -140,7 +140,8 @@ fn mount_blocking(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     for word in Admitted::of_command_line(&line) {
         let (name, mounted) = match word {
             Ok(admitted) => {
-                let mounted = mount_one(&admitted, places).map_err(|error| chain(&error));
+                let mounted =
+                    mount_one(boot_disk, &admitted, places).map_err(|error| chain(&error));
                 (admitted.name.to_string(), mounted)
             }
             Err((name, error)) => (name, Err(error.to_string())),
@@ -161,13 +162,14 @@ fn mount_blocking(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     extensions
 }
 
-fn mount_one(admitted: &Admitted, places: &ExtensionMounts) -> Result<PathBuf, Refusal> {
-    let disk = esp::find()
-        .map_err(|error| Refusal::BootDisk(error.into()))?
-        .disk;
+fn mount_one(
+    boot_disk: &Disk,
+    admitted: &Admitted,
+    places: &ExtensionMounts,
+) -> Result<PathBuf, Refusal> {
     let place = places.of(&admitted.name);
     let mut reason = Refusal::NoSlots;
-    for slot in slots(&disk)? {
+    for slot in slots(boot_disk)? {
         match mount_from(&slot, admitted, &place) {
             Ok(()) => return Ok(place),
             // A slot that cannot be read says more than one with other content.

@@ -5,7 +5,7 @@
 //! and a new one would be no better: so no certificate is due earlier than one polling interval
 //! after it was issued.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use hearth_api::tls::{self, Clock};
 
@@ -36,7 +36,7 @@ impl CertificateClock {
 
     /// The current time, in whole seconds.
     pub fn now(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(tls::now(&self.clock).as_secs())
+        tls::system_time(&self.clock)
     }
 
     /// Waits until this time, but for at least one polling interval.
@@ -52,6 +52,8 @@ impl CertificateClock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use hearth_api::testing::TestClock;
     use tokio::time::{Instant, timeout};
 

@@ -15,6 +15,7 @@
 //! etcd restarts this worker. That can happen at any time, also while it still starts its children:
 //! etcd may wait for a quorum indefinitely.
 
+mod founder;
 mod join;
 mod serve;
 

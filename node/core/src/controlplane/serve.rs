@@ -1,22 +1,19 @@
 //! Runs etcd and the curator on a node that is a consensus member or bootstraps its cluster.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use hearth_agent::{LocalControlPlane, rolefetch};
+use hearth_agent::LocalControlPlane;
 use hearth_api::console::Milestone;
-use hearth_api::identity::NodeCredentials;
-use hearth_api::tls::{self, OwnCertificate};
+use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::ConsensusProgress;
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_consensus::manifests::Manifests;
 use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
-use hearth_curator::founding;
-use hearth_host::handover::{BootstrapData, Founded};
-use hearth_host::{console, credentials, failpoint, pki};
+use hearth_host::console;
+use tokio::task::JoinHandle;
 
+use super::founder::Founder;
 use super::{FOUNDER, Start, Worker, join};
 
 /// Starts etcd and the curator and publishes what runs. Returns only with an error.
@@ -28,11 +25,15 @@ pub(super) async fn serve(
 ) -> Outcome {
     let peers = PeerReadiness::default();
     let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &peers)?;
+    let own = match start {
+        Start::Found(data) => Own::Certifying(Founder::certify_aside(&worker.root.data, data)),
+        Start::Member(own) => Own::Certified(own),
+    };
     let mut control_plane = LocalControlPlane::default();
     let mut handle = loop {
         let joins = async {
-            match &start {
-                Start::Member(own) if role != FOUNDER => {
+            match &own {
+                Own::Certified(own) if role != FOUNDER => {
                     join::keep_members_true(worker, own, role).await
                 }
                 _ => std::future::pending().await,
@@ -51,20 +52,28 @@ pub(super) async fn serve(
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Consensus);
 
-    let (own, founded) = match start {
-        Start::Found(data) => {
-            let credentials = found(worker, &handle, &data).await?;
-            let own = OwnCertificate::new(&credentials, tls::wall_clock())?;
-            (own.clone(), Some(Founded { credentials, own }))
+    let (own, founder) = match own {
+        Own::Certifying(certifying) => {
+            let founder = certifying.await??;
+            founder.found(&handle).await?;
+            (founder.own(), Some(founder))
         }
-        Start::Member(own) => (own, None),
+        Own::Certified(own) => (own, None),
     };
-    let port = start_curator(ctx, worker, &handle, own, peers).await?;
+    // Nobody is told of the curator before both are done.
+    let save = async {
+        match &founder {
+            Some(founder) => founder.save(&worker.root.data).await,
+            None => Ok(()),
+        }
+    };
+    let curator = start_curator(ctx, worker, &handle, own, peers);
+    let (port, ()) = tokio::try_join!(curator, save)?;
     control_plane.curator_port = Some(port);
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Curator);
-    if let Some(founded) = founded {
-        worker.founded.set(founded);
+    if let Some(founder) = founder {
+        worker.founded.set(founder.founded());
     }
     ctx.healthy();
     loop {
@@ -76,6 +85,14 @@ pub(super) async fn serve(
         }
         worker.show(&control_plane, Some(&handle));
     }
+}
+
+/// The certificates with which the curator will serve.
+enum Own {
+    /// Of a new cluster's first node; being issued.
+    Certifying(JoinHandle<Result<Founder, Failure>>),
+    /// Of a member.
+    Certified(Arc<OwnCertificate>),
 }
 
 /// Starts etcd below this runnable. A new handle is published each time etcd becomes ready.
@@ -117,44 +134,6 @@ fn start_consensus(
         hearth_consensus::run(ctx, config.clone(), out.clone())
     })?;
     Ok((handles.watch(), progresses.watch()))
-}
-
-/// Writes the cluster's first records to etcd, then the credentials to the data partition. Each
-/// step detects what an earlier run has completed.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates end by the system clock"
-)]
-async fn found(
-    worker: &Worker,
-    handle: &RootHandle,
-    data: &BootstrapData,
-) -> Result<Arc<NodeCredentials>, Failure> {
-    let etcd = worker.root.data.etcd();
-    let node = worker.root.data.node();
-    let saved = credentials::load(&node.credentials())?;
-    let credentials = match saved {
-        Some(credentials) => Arc::new(credentials),
-        None => {
-            let authorities = pki::load(&etcd, data.cluster_id)?;
-            let client = handle.root().namespaced(ConsensusUser::Curator);
-            let now = SystemTime::now();
-            // Before the cluster exists: a cluster without them would never get them.
-            let controllers = handle
-                .root()
-                .namespaced(ConsensusUser::KubernetesControllers);
-            let manifests = Manifests::new(controllers);
-            manifests.store(&data.seed.manifests).await?;
-            let credentials = founding::found(&client, data, &authorities, now).await?;
-            rolefetch::save(&node.roles(), &data.roles)?;
-            failpoint!("founding.credentials.before");
-            credentials::save(&node.credentials(), &credentials)?;
-            failpoint!("founding.credentials.after");
-            credentials
-        }
-    };
-    pki::remove_authority_keys(&etcd)?;
-    Ok(credentials)
 }
 
 /// Starts the curator below this runnable, waits until it is listening, and returns its port.

@@ -14,7 +14,7 @@
 use std::path::{Path, PathBuf};
 
 use hearth_api::names::disk::DATA_TYPE;
-use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
+use hearth_sys::block::{Blocks, Disk, PartitionDevice};
 use hearth_sys::dm::{AeadKey, DeviceMapper, DmError, XtsKey};
 use hearth_sys::mkfs;
 use hearth_sys::mounts::{self, MountFlags};
@@ -31,16 +31,18 @@ const PAYLOAD: &str = "hearth-data-payload";
 
 /// The [`StorageBackend`] of a real machine.
 pub struct System {
-    esp: Box<dyn Fn() -> Result<PartitionDevice, BlockError> + Send>,
+    boot_disk: Disk,
+    quotas: bool,
     partition: Option<PartitionDevice>,
 }
 
 impl System {
-    /// `esp` finds the partition from which this machine was booted; the data partition is on the
-    /// same disk.
-    pub fn new(esp: impl Fn() -> Result<PartitionDevice, BlockError> + Send + 'static) -> Self {
+    /// `quotas`: whether the file system is mounted with project quotas, which volumes of pods need. The first mount
+    /// with them takes a while: it counts all files.
+    pub fn new(boot_disk: Disk, quotas: bool) -> Self {
         Self {
-            esp: Box::new(esp),
+            boot_disk,
+            quotas,
             partition: None,
         }
     }
@@ -49,8 +51,8 @@ impl System {
         if let Some(partition) = &self.partition {
             return Ok(partition.clone());
         }
-        let found = (self.esp)()
-            .and_then(|esp| Blocks::default().only_partition(&esp.disk, DATA_TYPE))
+        let found = Blocks::default()
+            .only_partition(&self.boot_disk, DATA_TYPE)
             .map_err(failed("find the data partition"))?;
         self.partition = Some(found.clone());
         Ok(found)
@@ -136,8 +138,8 @@ impl StorageBackend for System {
         // It can be mounted all the same, with the size that it has.
         super::warn_of(xfs::prepare_growth(payload));
         let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
-        // Quotas for the volumes of pods need this option; it costs nothing without quotas.
-        mounts::mount(payload, at, "xfs", flags, "prjquota")
+        let options = if self.quotas { "prjquota" } else { "" };
+        mounts::mount(payload, at, "xfs", flags, options)
             .map_err(failed("mount the data partition"))
     }
 

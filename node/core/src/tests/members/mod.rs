@@ -35,8 +35,8 @@ use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::Site;
 use hearth_consensus::testing::peers::Network;
 use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, member_record};
-use hearth_curator::Timing;
 use hearth_curator::testing::bootstrap_data;
+use hearth_curator::{Timing, founding};
 use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
@@ -147,14 +147,14 @@ impl Cluster {
         drop(listeners);
         // The first node bootstraps the cluster, and stops.
         let first = &mut nodes[0];
-        let founding = first.site.start(true).await;
+        let first_etcd = first.site.start(true).await;
         let data = bootstrap_data(&first.site, &owner_key);
         let etcd = first.site.root.data.etcd();
         let authorities = hearth_host::pki::load(&etcd, data.cluster_id).unwrap();
-        let client = founding.client();
-        let founded =
-            hearth_curator::founding::found(&client, &data, &authorities, SystemTime::now());
-        let credentials = founded.await.unwrap();
+        let client = first_etcd.client();
+        founding::found(&client, &data, &authorities).await.unwrap();
+        let own = founding::certify(&data, &authorities, wall_clock()).unwrap();
+        let credentials = Arc::new(own.credentials());
         let disk = first.site.root.data.node();
         rolefetch::save(&disk.roles(), &data.roles).unwrap();
         hearth_host::credentials::save(&disk.credentials(), &credentials).unwrap();
@@ -165,7 +165,7 @@ impl Cluster {
         for node in &mut nodes[1..] {
             node.credentials = Some(add(&client, &node.site, &authority).await);
         }
-        founding.stop().await;
+        first_etcd.stop().await;
 
         let key = SigningKey::from_seed(*owner_key.expose_seed());
         let owner = UserCredentials {
