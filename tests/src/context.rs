@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::{env, fs, io};
 
 use anyhow::{Context, ensure};
+use hearth_lab::registry::{Access, Registry};
 use hearth_qemu::accel::{self, Accel, Choice};
 use hearth_qemu::artifacts::{Artifacts, Kubernetes};
 
@@ -115,6 +116,16 @@ impl TestCtx {
     pub fn kubernetes(&self) -> anyhow::Result<&Kubernetes> {
         let built = self.artifacts.kubernetes.as_ref();
         built.context("Kubernetes was not built, because none of its tests was selected")
+    }
+
+    /// Starts a registry of images, for whoever has the login; its files are in the test's folder.
+    ///
+    /// # Errors
+    /// If Kubernetes was not built, or the registry does not serve.
+    pub async fn registry(&self) -> anyhow::Result<Registry> {
+        let program = &self.kubernetes()?.registry;
+        let folder = self.folder.join("registry");
+        Ok(Registry::start(program, &folder, Access::Login).await?)
     }
 
     /// The accelerator of the machines.

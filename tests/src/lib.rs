@@ -32,7 +32,6 @@
 //! | [`chrony`] | a real time server |
 //! | [`debug`] | the debug service of the test image |
 //! | [`kubernetes`] | kubectl |
-//! | [`registry`] | a real registry of images |
 //! | [`disk`] | a raw disk between two boots, by independent tools |
 //! | [`secrets`] | searches for leaked secrets |
 //!
@@ -56,7 +55,6 @@ pub mod kubernetes;
 pub mod node;
 pub mod owner;
 mod places;
-pub mod registry;
 pub mod secrets;
 pub mod unlock;
 pub mod writer;

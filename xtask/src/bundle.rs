@@ -6,7 +6,7 @@ use std::{panic, thread};
 use anyhow::Result;
 use hearth_bundle::Minor;
 use hearth_bundle::conformance::{self, Conformance};
-pub(crate) use hearth_bundle::{Bundle, take_from_package};
+pub(crate) use hearth_bundle::{Bundle, large_probe, take_from_package};
 use hearth_programs::ETCD;
 
 use crate::kernel;

@@ -93,15 +93,17 @@ pub fn program_image(
 }
 
 /// A small system for testing a cluster, as an image of this name: a shell, a web server, clients for HTTP and DNS.
+/// `ballast`, if there is any, is a file that nothing reads.
 pub(crate) fn probe_image(
     progress: &dyn Progress,
     packages: &Packages,
     name: &str,
+    ballast: &[u8],
     scratch: &Path,
     archive: &Path,
 ) -> Result<(), ImageError> {
     let rootfs = scratch.join("rootfs");
-    probe_rootfs(progress, packages, &rootfs)?;
+    probe_rootfs(progress, packages, ballast, &rootfs)?;
     let config = json!({
         "Cmd": ["/bin/serve"],
         "Env": ["PATH=/bin"],
@@ -115,9 +117,13 @@ pub(crate) fn probe_image(
 fn probe_rootfs(
     progress: &dyn Progress,
     packages: &Packages,
+    ballast: &[u8],
     rootfs: &Path,
 ) -> Result<(), ImageError> {
     busybox_rootfs(progress, packages, rootfs)?;
+    if !ballast.is_empty() {
+        write(&rootfs.join("ballast"), ballast)?;
+    }
     create_dir(&rootfs.join("www/cgi-bin"))?;
     for (file, content) in [
         ("bin/serve", &*serve(8080, "/www")),

@@ -179,6 +179,7 @@ fn images(
         progress,
         packages,
         "hearth.local/probe:1",
+        &[],
         &scratch.join("probe"),
         &archives.join("probe.tar"),
     )

@@ -181,6 +181,20 @@ pub enum LabError {
         /// The underlying error.
         source: serde_json::Error,
     },
+    /// A file is not the archive of an image.
+    #[error("{} is not an OCI layout with an image: no {what}", archive.display())]
+    NotAnImage {
+        /// The file.
+        archive: PathBuf,
+        /// What it lacks.
+        what: &'static str,
+    },
+    /// The registry of images does not serve.
+    #[error("the registry does not serve; its output is in {}", shown(log).display())]
+    Unserved {
+        /// Path of its log.
+        log: PathBuf,
+    },
     /// A program failed.
     #[error(transparent)]
     Tool(#[from] ToolError),

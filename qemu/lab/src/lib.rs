@@ -18,6 +18,7 @@
 //! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
 //! | [`conformance`] | parts of a sweep over Kubernetes' conformance cases |
+//! | [`registry`] | a real registry of images |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
 //! | [`measure`] | boots and formations, timed |
 //! | [`events`] | events of all of the above |
@@ -43,6 +44,7 @@ pub mod measure;
 pub mod owner;
 pub mod power;
 pub mod record;
+pub mod registry;
 pub mod session;
 pub mod state;
 pub mod tool;

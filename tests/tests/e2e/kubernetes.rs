@@ -15,11 +15,11 @@ use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
     ClusterState, GetPacketFilterRequest, NodeCondition, PodNetwork, UpdateNodeRolesRequest,
 };
+use hearth_lab::registry::LOGIN;
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
 use hearth_tests::kubernetes::{IMAGE_PORT, VOLUME, condition, items, name};
-use hearth_tests::registry::{LOGIN, Registry};
 use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
 #[tokio::test]
 async fn images_come_from_registries() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    let registry = Registry::start(&test).await?;
+    let registry = test.registry().await?;
     let archive = &test.kubernetes()?.probe;
     for name in ["probe", "library/mirrored"] {
         registry.add(archive, name, "1").await?;

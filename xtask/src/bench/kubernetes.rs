@@ -6,9 +6,10 @@
 //! its API server is ready, the user waits for the default service account, creates a pod of the
 //! bundled image, and watches it until it runs. There the clock stops. All of this uses hearthctl and kubectl, with
 //! kubectl's raw requests: further requests that only add convenience are not part of a pod's start. Then the memory of
-//! the idle node's own processes is measured: PID 1 and the core, not etcd and not the Kubernetes programs.
+//! the idle node's own processes is measured: PID 1 and the core, not etcd and not the Kubernetes programs. Last, the
+//! user creates a second pod, whose image of 50 MB the node pulls from a registry on the host, and watches it as well.
 //!
-//! In alternation with it, on an identical machine, a script starts the same programs ([`script`]).
+//! In alternation with it, on an identical machine, a script starts the same programs and pods ([`script`]).
 
 mod script;
 
@@ -18,15 +19,15 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::{Context, Result};
 use hearth_lab::hearthctl::Hearthctl;
 use hearth_lab::measure::Lab;
-use hearth_lab::measure::kubernetes::{Measured, Round, Step};
+use hearth_lab::measure::kubernetes::{Measured, Round, Step, registry};
 use hearth_qemu::accel;
 
 use super::{Records, ratio, until_interrupted};
 use crate::image::{self, Flavour};
 use crate::run::kubectl;
 use crate::setup::{self, Needs};
-use crate::ui::Ui;
-use crate::{bundle, hearthctl, target};
+use crate::ui::{Task, Ui};
+use crate::{bundle, hearthctl, programs, target};
 
 /// Measures.
 pub(super) fn measure(
@@ -40,33 +41,31 @@ pub(super) fn measure(
     let extension = [image::of_bundle(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;
     let folder = target::folder("bench")?;
-    let round = Round {
-        // The image with the debug service is booted, because its memory can be queried.
-        node: image::to_boot(&image::ensure_extended(ui, Flavour::Debug, &extension)?),
-        script: script::initramfs(ui)?,
-        hearthctl: Hearthctl {
-            program: hearthctl::build(ui)?,
-            config: folder.join("kubernetes/hearthctl.json"),
-        },
-        kubectl: kubectl(&bundle)?,
-        lab: Lab {
-            accel: accel::choose(accel)?.accel,
-            folder,
-        },
+    // The image with the debug service is booted, because its memory can be queried.
+    let node = image::to_boot(&image::ensure_extended(ui, Flavour::Debug, &extension)?);
+    let tree = script::tree(ui)?;
+    let (image, program) = (bundle::large_probe(ui)?, programs::registry(ui)?);
+    let hearthctl = Hearthctl {
+        program: hearthctl::build(ui)?,
+        config: folder.join("kubernetes/hearthctl.json"),
     };
+    let kubectl = kubectl(&bundle)?;
+    let accel = accel::choose(accel)?.accel;
     let rounds = rounds.unwrap_or(3);
-    let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 4);
+    let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 5);
     let mut all = Vec::new();
     let runs = async {
+        let registry = registry(&program, &folder.join("kubernetes-registry"), &image).await?;
+        let round = Round {
+            node,
+            script: script::initramfs(tree, &registry)?,
+            registry,
+            hearthctl,
+            kubectl,
+            lab: Lab { accel, folder },
+        };
         for number in 0..rounds {
-            let told = |step: Step<'_>| match step {
-                Step::Begins(what) => task.now(what),
-                Step::Done => task.step(),
-                Step::AskingAgain(error) => {
-                    let why = hearth_api::chain(error);
-                    ui.detail(format_args!("retrying: {why}"));
-                }
-            };
+            let told = |step: Step<'_>| show(ui, &task, step);
             all.push(round.run(number % 2 == 1, &told).await?);
         }
         anyhow::Ok(())
@@ -75,6 +74,17 @@ pub(super) fn measure(
     task.done();
     record(&all, records);
     Ok(())
+}
+
+fn show(ui: &Ui, task: &Task, step: Step<'_>) {
+    match step {
+        Step::Begins(what) => task.now(what),
+        Step::Done => task.step(),
+        Step::AskingAgain(error) => {
+            let why = hearth_api::chain(error);
+            ui.detail(format_args!("retrying: {why}"));
+        }
+    }
 }
 
 fn record(all: &[Measured], records: &mut Records) {
@@ -88,6 +98,11 @@ fn record(all: &[Measured], records: &mut Records) {
     records.add("kubernetes.pod_seconds_script", "s", &script);
     let ratios = ratio(&pod, &script);
     records.add("kubernetes.pod_ratio_script", "ratio", &ratios);
+    let (pull, script) = (of(|m| m.node.times.pull), of(|m| m.script.pull));
+    records.add("kubernetes.pull_seconds", "s", &pull);
+    records.add("kubernetes.pull_seconds_script", "s", &script);
+    let ratios = ratio(&pull, &script);
+    records.add("kubernetes.pull_ratio_script", "ratio", &ratios);
     let samples = || all.iter().flat_map(|m| &m.node.memory);
     let resident: Vec<f64> = samples().map(|memory| memory.resident).collect();
     records.add("kubernetes.hearth_resident_bytes", "bytes", &resident);

@@ -58,7 +58,8 @@ enum Part {
     Storage,
     /// Throughput of the machines' network to the host, compared with QEMU's own
     Network,
-    /// Power-on to a running pod, compared with a shell script; memory of Hearth's own processes, image size
+    /// Power-on to a running pod, and a pod whose image is pulled, compared with a shell script; memory of Hearth's own
+    /// processes, image size
     Kubernetes,
     /// The loss of the controller with the virtual address, compared with the lease by which it has it
     Failover,

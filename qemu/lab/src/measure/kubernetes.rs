@@ -1,24 +1,27 @@
-//! From power-on to a running pod: on a node, and by a script that starts the same programs.
+//! From power-on to a running pod: on a node, and by a script that starts the same programs. Then a second pod on the
+//! same machine, whose image is pulled.
 //!
 //! The benchmark documents what is compared, and how fairly. The user's part on the host is done by hearthctl and
 //! kubectl, with kubectl's raw requests: further requests that only add convenience are not part of a pod's start.
 
 use std::fs;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use hearth_api::console::Milestone;
-use hearth_api::names;
-use hearth_api::v1::GetStateRequest;
 use hearth_api::v1::node_debug_client::NodeDebugClient;
+use hearth_api::v1::{GetStateRequest, NodeParameters, StorageSecurityPolicy};
+use hearth_api::{names, registries};
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::{Boot, CommandLine};
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::vm::Vm;
+use serde_json::{Value, json};
 
-use super::{Build, Lab, clear, end, forwarded, insecure, parameters};
+use super::{Build, Lab, clear, end, forwarded, parameters};
 use crate::hearthctl::Hearthctl;
-use crate::owner::Owner;
+use crate::owner::{Owner, with_storage};
+use crate::registry::{Access, Registry};
 use crate::{LabError, Result, tool};
 
 /// Memory of the machines, in MiB.
@@ -26,13 +29,16 @@ const MEMORY: u32 = 2048;
 const DISK_BYTES: u64 = 8 << 30;
 /// Bound for a round, two boots that each end with a pod; each takes two minutes on a quiet machine.
 const BOUND: Duration = Duration::from_secs(2400);
+/// Bound for the second pod alone: nothing else says that its image cannot be pulled.
+const PULL_BOUND: Duration = Duration::from_secs(600);
 /// Between two calls; each is a process on the host.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Number of memory samples of the node.
 const WEIGHINGS: usize = 10;
-const POD: &str = "probe";
 /// An image that is part of the bundle.
 const IMAGE: &str = "hearth.local/probe:1";
+/// Repository and tag of the image that is pulled.
+const PULLED: (&str, &str) = ("large-probe", "1");
 /// What the node logs when its API server is ready.
 const API_WORKS: &str = "kube-apiserver is ready";
 /// The default namespace of pods.
@@ -40,6 +46,8 @@ const NAMESPACE: &str = "/api/v1/namespaces/default";
 /// Console lines of the script.
 const SCRIPT_READY: &str = "script: ready";
 const SCRIPT_RUNNING: &str = "script: running";
+const SCRIPT_PULLING: &str = "script: pulling";
+const SCRIPT_PULLED: &str = "script: pulled";
 const SCRIPT_FAILED: &str = "script: failed";
 
 /// The results of a round.
@@ -50,12 +58,14 @@ pub struct Measured {
     pub script: Times,
 }
 
-/// Times from power-on, in seconds.
+/// Times in seconds.
 pub struct Times {
-    /// Until the API server is ready.
+    /// From power-on until the API server is ready.
     pub api: f64,
-    /// Until the pod runs.
+    /// From power-on until the first pod runs.
     pub pod: f64,
+    /// From the creation of the second pod, whose image is pulled, until it runs.
+    pub pull: f64,
 }
 
 /// The results of a round for the node.
@@ -82,7 +92,7 @@ pub struct Memory {
 pub enum Step<'a> {
     /// The node or the script starts.
     Begins(&'static str),
-    /// One of the round's four parts is complete.
+    /// One of the round's five parts is complete.
     Done,
     /// A call failed and will be repeated.
     AskingAgain(&'a LabError),
@@ -95,8 +105,10 @@ type Observer<'a> = dyn Fn(Step<'_>) + 'a;
 pub struct Round {
     /// The node's image: with the debug service, and Kubernetes.
     pub node: Image,
-    /// The initramfs of the script, used with the node's kernel and disk.
+    /// The initramfs of the script, used with the node's kernel and disk. It has the authority of the registry.
     pub script: PathBuf,
+    /// The registry that both pull from.
+    pub registry: Registry,
     /// The operator's tool.
     pub hearthctl: Hearthctl,
     /// Path of kubectl.
@@ -133,7 +145,7 @@ impl Round {
         clear(&self.folder())?;
         fs::create_dir_all(self.folder()).map_err(LabError::file("make", &self.folder()))?;
         let owner = Owner::create(&self.folder())?;
-        let item = parameters(&insecure(&owner))?;
+        let item = parameters(&self.founding(&owner)?)?;
         let vm = self.machine("node", self.node.direct(), vec![item]).await?;
         let home = vm.reached(Milestone::Home, BOUND).await?.at.as_secs_f64();
         told(Step::Done);
@@ -148,12 +160,28 @@ impl Round {
         told(Step::Done);
         let memory = weigh(&vm).await?;
         told(Step::Done);
+        let created = Instant::now();
+        let runs = self.run_pod(pulled(&self.registry), told);
+        let runs = vm.while_running("a pod of a pulled image", PULL_BOUND, runs);
+        runs.await??;
+        let pull = created.elapsed().as_secs_f64();
+        told(Step::Done);
         end(vm).await?;
         Ok(NodeTimes {
             home,
-            times: Times { api, pod },
+            times: Times { api, pod, pull },
             memory,
         })
+    }
+
+    /// The parameters of the node. It knows the registry from the start, as the script does. INSECURE, because the
+    /// script does not encrypt.
+    fn founding(&self, owner: &Owner) -> Result<NodeParameters> {
+        let mut configuration = with_storage(StorageSecurityPolicy::NeedsInsecure);
+        let authority = registries::authorities_from_pem(&self.registry.authority()?);
+        let kubernetes = configuration.kubernetes.get_or_insert_default();
+        kubernetes.registry_authorities = authority.unwrap_or_default();
+        Ok(owner.parameters(configuration))
     }
 
     /// Measures the same programs without a node.
@@ -164,13 +192,13 @@ impl Round {
             *initrd = Some(self.script.clone());
         }
         let vm = self.machine("script", boot, Vec::new()).await?;
-        let times = Times {
-            api: script_says(&vm, SCRIPT_READY).await?,
-            pod: script_says(&vm, SCRIPT_RUNNING).await?,
-        };
+        let api = script_says(&vm, SCRIPT_READY, BOUND).await?;
+        let pod = script_says(&vm, SCRIPT_RUNNING, BOUND).await?;
+        let pulling = script_says(&vm, SCRIPT_PULLING, PULL_BOUND).await?;
+        let pull = script_says(&vm, SCRIPT_PULLED, PULL_BOUND).await? - pulling;
         end(vm).await?;
         told(Step::Done);
-        Ok(times)
+        Ok(Times { api, pod, pull })
     }
 
     /// The folder of the owner's and the user's files.
@@ -218,31 +246,32 @@ impl Round {
         patiently(told, async || Ok(tool::run(&write).await?)).await;
         let works = |line: &str| line.contains(API_WORKS);
         let works = vm.wait_for("an API server", BOUND, works).await?;
-        self.told("serviceaccounts", r#""name":"default""#, told)
-            .await;
-        self.ask_for_pod(told).await?;
-        self.told("pods", r#""phase":"Running""#, told).await;
+        let account = r#""name":"default""#;
+        self.told("serviceaccounts", "default", account, told).await;
+        self.run_pod(preloaded(), told).await?;
         Ok(works.at.as_secs_f64())
     }
 
-    async fn ask_for_pod(&self, told: &Observer<'_>) -> Result<()> {
-        let pod = self.folder().join("pod.json");
-        fs::write(&pod, probe().to_string()).map_err(LabError::file("write", &pod))?;
+    /// Creates a pod, and waits until it runs.
+    async fn run_pod(&self, pod: Pod, told: &Observer<'_>) -> Result<()> {
+        let file = self.folder().join(format!("{}.json", pod.name));
+        fs::write(&file, pod.object.to_string()).map_err(LabError::file("write", &file))?;
         let mut create = self.kubectl(&["create", "--raw", &format!("{NAMESPACE}/pods")]);
-        create.option("--filename", &pod);
+        create.option("--filename", &file);
         patiently(told, async || match tool::run(&create).await {
             // The request succeeded, and the answer was lost.
             Err(error) if error.to_string().contains("already exists") => Ok(String::new()),
             created => Ok(created?),
         })
         .await;
+        let running = r#""phase":"Running""#;
+        self.told("pods", pod.name, running, told).await;
         Ok(())
     }
 
-    /// Watches the objects of a kind until `word` appears. A new connection costs the API server more than a waiting
-    /// one.
-    async fn told(&self, kind: &str, word: &str, told: &Observer<'_>) {
-        let path = format!("{NAMESPACE}/{kind}?watch=1");
+    /// Watches an object of a kind until `word` appears. A new connection costs the API server more than a waiting one.
+    async fn told(&self, kind: &str, name: &str, word: &str, told: &Observer<'_>) {
+        let path = format!("{NAMESPACE}/{kind}?watch=1&fieldSelector=metadata.name={name}");
         let follow = self.kubectl(&["get", "--raw", &path]);
         patiently(told, async || Ok(tool::run_until(&follow, word).await?)).await;
     }
@@ -261,16 +290,48 @@ impl Round {
     }
 }
 
-/// The user's pod; the scheduler has to assign it.
-pub fn probe() -> serde_json::Value {
-    serde_json::json!({
+/// Starts the registry that both pull from, with the image of this archive; its files are in this folder, which is
+/// cleared first.
+///
+/// # Errors
+/// If it does not serve, or the archive is something else.
+pub async fn registry(program: &Path, folder: &Path, image: &Path) -> Result<Registry> {
+    clear(folder)?;
+    let registry = Registry::start(program, folder, Access::Anyone).await?;
+    let (name, tag) = PULLED;
+    registry.add(image, name, tag).await?;
+    Ok(registry)
+}
+
+/// A pod of the user's; the scheduler has to assign it.
+pub struct Pod {
+    /// Its name.
+    pub name: &'static str,
+    /// Its object.
+    pub object: Value,
+}
+
+/// The first pod, whose image is on the machine.
+pub fn preloaded() -> Pod {
+    pod("probe", IMAGE, "Never")
+}
+
+/// The second pod, whose image is in this registry.
+pub fn pulled(registry: &Registry) -> Pod {
+    let (name, tag) = PULLED;
+    let image = format!("{}/{name}:{tag}", registry.name());
+    pod("pulled", &image, "IfNotPresent")
+}
+
+fn pod(name: &'static str, image: &str, policy: &str) -> Pod {
+    let container = json!({ "name": name, "image": image, "imagePullPolicy": policy });
+    let object = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": { "name": POD },
-        "spec": { "containers": [{
-            "name": POD, "image": IMAGE, "imagePullPolicy": "Never",
-        }] },
-    })
+        "metadata": { "name": name },
+        "spec": { "containers": [container] },
+    });
+    Pod { name, object }
 }
 
 /// Repeats until it succeeds; the round has a bound.
@@ -282,9 +343,9 @@ async fn patiently<T>(told: &Observer<'_>, attempt: impl AsyncFn() -> Result<T>)
 }
 
 /// Seconds from QEMU's start until the script prints the line.
-async fn script_says(vm: &Vm, wanted: &'static str) -> Result<f64> {
+async fn script_says(vm: &Vm, wanted: &'static str, bound: Duration) -> Result<f64> {
     let told = |line: &str| line.starts_with(wanted) || line.starts_with(SCRIPT_FAILED);
-    let line = vm.wait_for(wanted, BOUND, told).await?;
+    let line = vm.wait_for(wanted, bound, told).await?;
     if line.text.starts_with(SCRIPT_FAILED) {
         return Err(LabError::Unexpected {
             wanted: "the script's programs to keep running",

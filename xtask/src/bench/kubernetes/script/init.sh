@@ -7,8 +7,8 @@
 # everything, no leader election, no dm-verity, a fixed address, a data partition in its original size. Nothing is
 # supervised or restarted.
 #
-# Its lines on the console begin with "script: ". "script: running" ends the measurement; "script: failed" means that a
-# program ended, and has its last output.
+# Its lines on the console begin with "script: ". "script: running" ends the first measurement, and the second one is
+# from "script: pulling" to "script: pulled"; "script: failed" means that a program ended, and has its last output.
 
 export PATH=/ext/kubernetes/bin:/bin:/sbin
 extension=/dev/vda2
@@ -47,7 +47,6 @@ mounts() {
     mount -t cgroup2 cgroup /sys/fs/cgroup
     mount -t tmpfs tmpfs /run
     mkdir $logs /run/etcd
-    mkfifo /run/changes
     mount --make-rshared /
     until [ -b $data ]; do usleep 5000; done
     mount -t erofs -o ro $extension /ext/kubernetes
@@ -140,27 +139,27 @@ ask() {
         --header='Accept: application/vnd.kubernetes.protobuf' "$@" "https://127.0.0.1:6443$path" 2>>$logs/ask
 }
 
-# Watches changes until a line contains a word. A new connection costs more than waiting on one. (The word must not come
-# last: it is found when its line has ended, and a "line" of the binary encoding ends before the next field of an
-# object.)
+# Watches an object until a line of its changes contains a word. A new connection costs more than waiting on one. (The
+# word must not come last: it is found when its line has ended, and a "line" of the binary encoding ends before the next
+# field of an object.) The pipe is the object's own: the client of an earlier one may still write.
 told() {
+    changes=/run/$1-$2
+    mkfifo $changes
     while true; do
-        ask "$own/$1?watch=1" >/run/changes &
-        grep -q "$2" /run/changes && break
+        ask "$own/$1?watch=1&fieldSelector=metadata.name=$2" >$changes &
+        grep -q "$3" $changes && break
         usleep 100000
     done
     kill $!
 }
 
-# A pod is not admitted before the default service account exists, the only one of its namespace.
+# Creates a pod as soon as the API server accepts it, and waits until it runs.
 pod() {
-    told serviceaccounts ServiceAccount
-    until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/pod.json >/run/answer; do
+    until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/$1.json >/run/answer; do
         usleep 100000
     done
-    say pod
-    told pods Running
-    say running
+    say pod $1
+    told pods $1 Running
 }
 
 mounts
@@ -172,6 +171,14 @@ store
 { containers; worker; } &
 serving
 managers
-pod
+# A pod is not admitted before the default service account exists.
+told serviceaccounts default ServiceAccount
+pod probe
+say running
+# So long is a node left alone, whose memory is measured.
+sleep 10
+say pulling
+pod pulled
+say pulled
 # The first process must not end.
 while true; do sleep 1000; done
