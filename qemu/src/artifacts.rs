@@ -51,19 +51,33 @@ pub struct Kubernetes {
     pub registry: PathBuf,
     /// The archive with the test image of the bundle.
     pub probe: PathBuf,
-    /// The metrics server, which a long test adds to a cluster; only built for that.
-    pub metrics_server: Option<MetricsServer>,
+    /// What a long test adds to a cluster; only built for that.
+    pub add_ons: Option<AddOns>,
     /// Kubernetes' conformance tests (`e2e.test`), for which `image` then has the images; only built if they will run.
     pub conformance: Option<PathBuf>,
 }
 
-/// The metrics server of Kubernetes.
+/// What most clusters get on their first day.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MetricsServer {
+pub struct AddOns {
+    /// Measures what nodes and pods use; its manifests are for kustomize.
+    pub metrics_server: AddOn,
+    /// A gateway controller: `kinds.yaml`, `rbac.yaml` and `traefik.yaml`.
+    pub traefik: AddOn,
+    /// A store of logs, without manifests.
+    pub victoria_logs: AddOn,
+    /// A collector of logs; its manifests are in `vlagent.md`.
+    pub vlagent: AddOn,
+}
+
+/// A program that its makers publish for clusters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddOn {
     /// The archive with its image.
     pub image: PathBuf,
-    /// The folder with its manifests, for kustomize.
+    /// The folder with its manifests.
     pub manifests: PathBuf,
 }
 
@@ -176,7 +190,7 @@ mod tests {
                 kubectl: "/kubectl".into(),
                 registry: "/registry".into(),
                 probe: "/probe.tar".into(),
-                metrics_server: None,
+                add_ons: None,
                 conformance: Some("/e2e.test".into()),
             }),
             machine_check: image("machine-check"),

@@ -139,9 +139,17 @@ impl Kubernetes {
     /// # Errors
     /// If that times out; the error shows the last output.
     pub async fn says(&self, pod: &str, script: &str, is_it: impl Fn(&str) -> bool) -> Outcome {
-        let words = ["exec", pod, "--", "sh", "-c", script];
-        until_ok(script, bounds::WORKLOAD, || async {
-            let said = self.kubectl(&words).await?;
+        self.prints(&["exec", pod, "--", "sh", "-c", script], is_it)
+            .await
+    }
+
+    /// Waits until kubectl prints what satisfies the predicate.
+    ///
+    /// # Errors
+    /// If that times out; the error shows the last output.
+    pub async fn prints(&self, words: &[&str], is_it: impl Fn(&str) -> bool) -> Outcome {
+        until_ok(&words.join(" "), bounds::WORKLOAD, || async {
+            let said = self.kubectl(words).await?;
             match is_it(&said) {
                 true => Ok(()),
                 false => bail!("{said:?}"),

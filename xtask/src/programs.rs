@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use hearth_programs::{CONTAINERD, ETCD, METRICS_SERVER, REGISTRY};
-use hearth_qemu::artifacts::MetricsServer;
+use hearth_programs::{Built, CONTAINERD, ETCD, METRICS_SERVER, REGISTRY, TRAEFIK, VICTORIA_LOGS};
+use hearth_qemu::artifacts::{AddOn, AddOns};
 
 use crate::checkout::root;
 use crate::target::folder;
@@ -36,21 +36,31 @@ pub(crate) fn etcd(ui: &Ui) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A registry of images, which only tests need.
+/// A registry of images, which only tests and benchmarks need.
 pub(crate) fn registry(ui: &Ui) -> Result<PathBuf> {
     let [built] = hearth_programs::ensure(ui, &sources(), [&REGISTRY])?;
     Ok(built.program("registry"))
 }
 
-/// The metrics server of Kubernetes as an image, with its manifests, which only a test needs.
-pub(crate) fn metrics_server(ui: &Ui) -> Result<MetricsServer> {
-    let [built] = hearth_programs::ensure(ui, &sources(), [&METRICS_SERVER])?;
-    let image = folder("tests")?.join("metrics-server.tar");
-    let program = built.program("metrics-server");
-    hearth_bundle::program_image(ui, "metrics-server", &program, &image)?;
-    Ok(MetricsServer {
-        image,
-        manifests: built.programs(),
+/// What most clusters get on their first day, as images with their manifests, which only a test needs.
+pub(crate) fn add_ons(ui: &Ui) -> Result<AddOns> {
+    let modules = [&METRICS_SERVER, &TRAEFIK, &VICTORIA_LOGS];
+    let [metrics_server, traefik, victoria_logs] =
+        hearth_programs::ensure(ui, &sources(), modules)?;
+    let folder = folder("tests")?;
+    let add_on = |built: &Built, name: &str| -> Result<AddOn> {
+        let image = folder.join(format!("{name}.tar"));
+        hearth_bundle::program_image(ui, name, &built.program(name), &image)?;
+        Ok(AddOn {
+            image,
+            manifests: built.programs(),
+        })
+    };
+    Ok(AddOns {
+        metrics_server: add_on(&metrics_server, "metrics-server")?,
+        traefik: add_on(&traefik, "traefik")?,
+        victoria_logs: add_on(&victoria_logs, "victoria-logs")?,
+        vlagent: add_on(&victoria_logs, "vlagent")?,
     })
 }
 

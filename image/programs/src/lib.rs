@@ -29,7 +29,7 @@ pub use compile::Built;
 pub use error::{LicenceError, ProgramsError, SbomError, ToolchainError};
 pub use modules::{
     CNI, CONFORMANCE, CONTAINERD, ETCD, KUBERNETES, KUBERNETES_PREVIOUS, METRICS_SERVER, Module,
-    REGISTRY, RUNC,
+    REGISTRY, RUNC, TRAEFIK, VICTORIA_LOGS,
 };
 pub use sbom::{Component, Sbom};
 pub use toolchain::ensure_go;

@@ -286,8 +286,63 @@ pub static METRICS_SERVER: Module = Module {
     packages: 1000,
 };
 
+/// A gateway controller, to test that it works here. The files are those of its makers' own tests in a cluster: the
+/// definitions of the gateway's kinds, its permissions, and the controller.
+pub static TRAEFIK: Module = Module {
+    name: "traefik",
+    upstream: "github.com/traefik/traefik/v3",
+    siblings: None,
+    programs: &[program(
+        "traefik",
+        "github.com/traefik/traefik/v3/cmd/traefik",
+    )],
+    files: &[
+        (
+            "kinds.yaml",
+            "integration/fixtures/gateway-api-conformance/00-experimental-v1.4.0.yml",
+        ),
+        (
+            "rbac.yaml",
+            "integration/fixtures/gateway-api-conformance/01-rbac.yml",
+        ),
+        (
+            "traefik.yaml",
+            "integration/fixtures/gateway-api-conformance/02-traefik.yml",
+        ),
+    ],
+    tags: &[],
+    variables: &[],
+    cgo: false,
+    replaced: &[],
+    packages: 2500,
+};
+
+/// A collector of the logs of pods, and a store that it sends them to, to test that they work here. The collector's
+/// manifests are in its documentation.
+pub static VICTORIA_LOGS: Module = Module {
+    name: "victoria-logs",
+    upstream: "github.com/VictoriaMetrics/VictoriaLogs",
+    siblings: None,
+    programs: &[
+        program(
+            "victoria-logs",
+            "github.com/VictoriaMetrics/VictoriaLogs/app/victoria-logs",
+        ),
+        program(
+            "vlagent",
+            "github.com/VictoriaMetrics/VictoriaLogs/app/vlagent",
+        ),
+    ],
+    files: &[("vlagent.md", "docs/victorialogs/vlagent.md")],
+    tags: &[],
+    variables: &[],
+    cgo: false,
+    replaced: &[],
+    packages: 320,
+};
+
 /// All of them.
-pub(crate) static ALL: [&Module; 9] = [
+pub(crate) static ALL: [&Module; 11] = [
     &CNI,
     &CONFORMANCE,
     &CONTAINERD,
@@ -297,6 +352,8 @@ pub(crate) static ALL: [&Module; 9] = [
     &METRICS_SERVER,
     &REGISTRY,
     &RUNC,
+    &TRAEFIK,
+    &VICTORIA_LOGS,
 ];
 
 impl Module {

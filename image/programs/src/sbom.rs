@@ -54,8 +54,18 @@ struct GoModule {
     version: String,
     #[serde(default)]
     sum: String,
-    /// Present if files of the module are replaced by ours.
-    replace: Option<serde::de::IgnoredAny>,
+    /// What is linked instead: another module, or a folder with files of ours, which has no hash.
+    replace: Option<Box<GoModule>>,
+}
+
+impl GoModule {
+    /// The module as it is published.
+    fn published(self) -> GoModule {
+        match self.replace {
+            Some(other) if !other.sum.is_empty() => *other,
+            _ => self,
+        }
+    }
 }
 
 impl Sbom {
@@ -67,6 +77,7 @@ impl Sbom {
         let version = info.go_version.trim_start_matches("go").to_owned();
         let modules = std::iter::once(info.main).chain(info.deps);
         let mut all: Vec<Component> = modules
+            .map(GoModule::published)
             .filter(|module| !module.sum.is_empty() || module.replace.is_some())
             .map(|module| Component {
                 purl: format!("pkg:golang/{}@{}", module.path, module.version),
@@ -186,6 +197,13 @@ mod tests {
         );
         let all = Sbom::linked("a", &replaced).unwrap();
         assert_eq!((&*all[1].name, &*all[1].sum), ("example.com/b", ""));
+        // A module in whose place another one is linked.
+        let fork = INFO.replace(
+            r#""Sum": "h1:two""#,
+            r#""Replace": { "Path": "example.com/fork", "Version": "v2.0.0", "Sum": "h1:fork" }"#,
+        );
+        let all = Sbom::linked("a", &fork).unwrap();
+        assert_eq!(all[1].purl, "pkg:golang/example.com/fork@v2.0.0");
         assert!(Sbom::linked("a", "{}").is_err());
     }
 

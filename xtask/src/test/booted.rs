@@ -22,7 +22,7 @@ const CONFORMANCE: &str = "conformance";
 pub(super) struct Kubernetes {
     bundle: Bundle,
     conformance: Option<PathBuf>,
-    metrics_server: Option<artifacts::MetricsServer>,
+    add_ons: Option<artifacts::AddOns>,
 }
 
 impl Kubernetes {
@@ -34,8 +34,8 @@ impl Kubernetes {
             return Ok(None);
         }
         let bundle = bundle::ensure(ui, None)?;
-        let metrics_server = match long && has(KUBERNETES[0]) {
-            true => Some(programs::metrics_server(ui)?),
+        let add_ons = match long && has(KUBERNETES[0]) {
+            true => Some(programs::add_ons(ui)?),
             false => None,
         };
         let (bundle, conformance) = match conformance {
@@ -48,7 +48,7 @@ impl Kubernetes {
         Ok(Some(Kubernetes {
             bundle,
             conformance,
-            metrics_server,
+            add_ons,
         }))
     }
 
@@ -66,7 +66,7 @@ impl Kubernetes {
             kubectl: kubectl.context("the bundle has no kubectl")?,
             registry: programs::registry(ui)?,
             probe: self.root().join("images/probe.tar"),
-            metrics_server: self.metrics_server.clone(),
+            add_ons: self.add_ons.clone(),
             conformance: self.conformance.clone(),
         })
     }

@@ -24,7 +24,8 @@ const ANSWER: &str = "while :; do hostname | timeout 60 nc -u -l -p 5300; done";
 
 /// A program of 145 bytes that reads the time as programs before glibc 2.14 do, by a call to the page of vsyscalls, and
 /// fails if there is none: `(exit (= 0 ((time *)0xffffffffff600400)(NULL)))`.
-const OLD_PROGRAM: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\x78\0\x40\0\0\0\0\0\
+const OLD_PROGRAM: &[u8] =
+    b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\x78\0\x40\0\0\0\0\0\
 \x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\x38\0\x01\0\0\0\0\0\0\0\
 \x01\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x40\0\0\0\0\0\
 \x91\0\0\0\0\0\0\0\x91\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\
