@@ -61,6 +61,22 @@ impl Cidr {
         self.prefix
     }
 
+    /// Its network: the same prefix, and no other bits.
+    pub fn network(&self) -> Self {
+        let address = match self.address {
+            IpAddr::V4(a) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix));
+                IpAddr::from(Ipv4Addr::from_bits(a.to_bits() & mask.unwrap_or(0)))
+            }
+            IpAddr::V6(a) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix));
+                IpAddr::from(Ipv6Addr::from_bits(a.to_bits() & mask.unwrap_or(0)))
+            }
+        };
+        let prefix = self.prefix;
+        Self { address, prefix }
+    }
+
     /// Whether `other` is in the same network.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
@@ -121,6 +137,20 @@ mod tests {
         ] {
             let error = text.parse::<Cidr>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_network_has_no_bits_behind_its_prefix() {
+        for (cidr, network) in [
+            ("10.0.2.15/24", "10.0.2.0/24"),
+            ("10.0.2.15/32", "10.0.2.15/32"),
+            ("10.0.2.15/0", "0.0.0.0/0"),
+            ("2001:db8:1::f/64", "2001:db8:1::/64"),
+            ("2001:db8::f/0", "::/0"),
+        ] {
+            let cidr: Cidr = cidr.parse().unwrap();
+            assert_eq!(cidr.network().to_string(), network);
         }
     }
 

@@ -300,18 +300,52 @@ impl Netlink {
         index: u32,
         wanted: &[Cidr],
     ) -> Result<(), NetlinkError> {
+        self.set_addresses(index, wanted, |address| address.is_ipv4())
+            .await
+    }
+
+    /// The same for IPv6. Link-local addresses are not changed. The new ones are not probed for
+    /// duplicates, so that they can be used at once.
+    pub async fn set_ipv6_addresses(
+        &self,
+        index: u32,
+        wanted: &[Cidr],
+    ) -> Result<(), NetlinkError> {
+        self.set_addresses(
+            index,
+            wanted,
+            |address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()),
+        )
+        .await
+    }
+
+    async fn set_addresses(
+        &self,
+        index: u32,
+        wanted: &[Cidr],
+        is_meant: fn(IpAddr) -> bool,
+    ) -> Result<(), NetlinkError> {
         let found = self.address_messages(index).await?;
         let is_permanent = |message: &&AddressMessage| {
             let flags = message.header.flags;
             flags.contains(AddressHeaderFlags::Permanent)
         };
         for old in found.iter().filter(is_permanent).filter_map(cidr) {
-            if old.address().is_ipv4() && !wanted.contains(&old) {
+            if is_meant(old.address()) && !wanted.contains(&old) {
                 self.remove_address(index, old).await?;
             }
         }
-        for cidr in wanted.iter().filter(|cidr| cidr.address().is_ipv4()) {
-            self.add_address(index, *cidr).await?;
+        for cidr in wanted.iter().filter(|cidr| is_meant(cidr.address())) {
+            let addresses = self.handle.address();
+            let mut request = addresses
+                .add(index, cidr.address(), cidr.prefix())
+                .replace();
+            if cidr.address().is_ipv6() {
+                let unprobed = AddressAttribute::Flags(AddressFlags::Nodad);
+                request.message_mut().attributes.push(unprobed);
+            }
+            let result = request.execute().await;
+            result.map_err(refused(format!("add {cidr} to interface {index}")))?;
         }
         Ok(())
     }

@@ -24,8 +24,23 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
     set_under(Path::new("/proc/sys"), name, value)
 }
 
+/// Changes a setting of a network interface, e.g. `accept_ra` of `ipv6`. The name of the interface may contain
+/// dots, as those of VLANs do.
+pub fn set_of_link(family: &str, link: &str, name: &str, value: &str) -> Result<(), SysctlError> {
+    let parts = ["net", family, "conf", link, name].iter().collect();
+    write(
+        Path::new("/proc/sys"),
+        parts,
+        &format!("net.{family}.conf.{link}.{name}"),
+        value,
+    )
+}
+
 fn set_under(root: &Path, name: &str, value: &str) -> Result<(), SysctlError> {
-    let parts: PathBuf = name.split('.').collect();
+    write(root, name.split('.').collect(), name, value)
+}
+
+fn write(root: &Path, parts: PathBuf, name: &str, value: &str) -> Result<(), SysctlError> {
     let failed = |source| SysctlError {
         name: name.to_owned(),
         value: value.to_owned(),
