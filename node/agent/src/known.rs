@@ -37,6 +37,8 @@ pub struct Seen {
     pub roles: NodeRoles,
     /// The address that it last reported.
     pub located: Option<AddressRecord>,
+    /// Its address of the other family, if it has reported one.
+    pub second_address: Option<IpAddr>,
     /// Port of its curator, 0 for the default.
     pub curator_port: u32,
     /// Its labels, as set by operators.
@@ -66,6 +68,7 @@ impl From<&Node> for Seen {
             state: node.state(),
             roles: node.roles.unwrap_or_default(),
             located,
+            second_address: status.second_address.parse().ok(),
             curator_port: if usual { 0 } else { status.curator_port },
             labels: node.labels.clone(),
             networking,
@@ -151,6 +154,15 @@ impl PeerResolver {
             addresses.insert(self.own, own);
         }
         addresses
+    }
+
+    /// The addresses of all nodes in both families; of this node's own only that at which others reach
+    /// it.
+    pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let nodes = self.view.iter().flat_map(|view| view.nodes.values());
+        let mut all: Vec<_> = nodes.filter_map(|seen| seen.second_address).collect();
+        all.extend(self.addresses().into_values());
+        all.into_iter()
     }
 
     fn address(&self, id: &NodeId) -> Option<IpAddr> {
@@ -404,6 +416,17 @@ mod tests {
         assert_eq!(hosts(&known), ["192.0.2.2"]);
         assert_eq!(known.directory().nodes[0].addresses[0].port, 0);
         assert_eq!(known.addresses().len(), 2);
+    }
+
+    #[test]
+    fn a_node_has_an_address_of_each_family() {
+        let mut both = node('b', "192.0.2.2", 1, member());
+        let status = both.status.get_or_insert_default();
+        status.second_address = "2001:db8::2".into();
+        let known = viewed(&booted(), &[both, node('c', "192.0.2.3", 1, member())]);
+        let mut all: Vec<_> = known.all_addresses().collect();
+        all.sort();
+        assert_eq!(all, [ip(2), ip(3), "2001:db8::2".parse().unwrap()]);
     }
 
     #[test]

@@ -246,7 +246,9 @@ impl NodeManagement for Service {
         &self,
         request: Request<GetPacketFilterRequest>,
     ) -> Result<Response<Self::GetPacketFilterStream>, Status> {
-        let PacketFilter { nftables, table } = self.packet_filter.get().ok_or_else(|| {
+        let PacketFilter {
+            nftables, table, ..
+        } = self.packet_filter.get().ok_or_else(|| {
             Status::failed_precondition(
                 "this node has no packet filter: it has no pods and forwards nothing, because its \
                  image lacks the extension kubernetes",

@@ -44,6 +44,8 @@ pub struct Worker {
     pub control_plane: Value<LocalControlPlane>,
     /// Read: reported, and decides whether to report.
     pub cluster_state: ClusterState,
+    /// Read: this node's address of the other family; not set means none.
+    pub second_address: Value<Option<IpAddr>>,
     /// Read: no other address is ever reported.
     pub directory_saved: Value<IpAddr>,
     /// Read: conditions of the roles whose programs may fail.
@@ -101,6 +103,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut states = worker.cluster_state.watch();
     let mut conditions = worker.conditions.watch();
     let mut recordings = worker.recorded.watch();
+    let mut seconds = worker.second_address.watch();
+    let mut second = worker.second_address.get().flatten();
     let mut known_conditions = worker.conditions.get().unwrap_or_default();
     let mut times = worker.time.watch();
     let mut time = ReportedTime::default();
@@ -129,6 +133,9 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             conditions: known_conditions.clone(),
             recorded_settings: Some(message(&recorded)),
             time: time.status.as_ref().map(v1::TimeStatus::from),
+            second_address: second
+                .map(|address| address.to_string())
+                .unwrap_or_default(),
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.
@@ -148,6 +155,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 reported = None;
             }
             next = addresses.next() => address = next?,
+            next = seconds.next() => second = next?,
             next = conditions.next() => known_conditions = next?,
             next = recordings.next() => recorded = next?,
             next = times.next() => time.update(next?),

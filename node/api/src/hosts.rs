@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::client::Endpoint;
 use crate::labels;
-use crate::names::{PORT_KUBERNETES, pods};
+use crate::names::PORT_KUBERNETES;
 use crate::v1::{ClusterConfiguration, KubernetesConfiguration};
 
 /// Maximum length of a DNS name.
@@ -79,19 +79,14 @@ pub fn api_endpoint(text: &str) -> Option<(Host, Endpoint)> {
 }
 
 /// What `kubernetes.api_address` should be.
-pub const API_ADDRESS: &str =
-    "a global IP address of one host, outside the networks of pods and services";
+pub const API_ADDRESS: &str = "a global IP address of one host";
 
-/// The virtual address that a text states.
+/// The virtual address that a text states. It must not be one of pods or services
+/// ([`check_together`](crate::settings::check_together)).
 pub fn api_address(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.parse().ok()?;
     let is_unusable = match address {
-        IpAddr::V4(v4) => {
-            v4.is_link_local()
-                || v4.is_broadcast()
-                || pods::NETWORK.contains(v4)
-                || pods::SERVICE_NETWORK.contains(v4)
-        }
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
         IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
     };
     let is_host = !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
@@ -201,8 +196,6 @@ mod tests {
             "169.254.1.1",
             "fe80::1",
             "255.255.255.255",
-            "10.208.0.1",
-            "10.224.0.1",
             "::ffff:192.0.2.1",
         ] {
             assert_eq!(api_address(bad), None, "{bad}");

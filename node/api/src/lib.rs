@@ -34,6 +34,7 @@ pub mod permissions;
 pub mod proofs;
 pub mod provider;
 pub mod pushback;
+pub mod ranges;
 pub mod recovery;
 mod redacted;
 pub mod registries;

@@ -39,70 +39,8 @@ pub mod ports {
     pub const SCHEDULER: u16 = 10259;
 }
 
-/// Networks and names of pods and services.
+/// Names of pods and services. Their addresses are settings of the cluster: [`crate::ranges`].
 pub mod pods {
-    use std::fmt;
-    use std::net::Ipv4Addr;
-
-    /// An IPv4 network.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Network {
-        first: Ipv4Addr,
-        prefix: u8,
-    }
-
-    impl Network {
-        /// A network by its first address and a prefix length of 1 to 32 bits. Other values panic;
-        /// for a constant that is a compile error.
-        pub const fn new(first: Ipv4Addr, prefix: u8) -> Self {
-            assert!(
-                0 < prefix && prefix <= 32,
-                "prefix length: expected 1 to 32 bits"
-            );
-            let network = Self { first, prefix };
-            assert!(
-                first.to_bits() & !network.mask() == 0,
-                "expected its first address"
-            );
-            network
-        }
-
-        const fn mask(&self) -> u32 {
-            u32::MAX << (32 - self.prefix)
-        }
-
-        /// Its first address.
-        pub const fn first(&self) -> Ipv4Addr {
-            self.first
-        }
-
-        /// The length of its prefix in bits.
-        pub const fn prefix(&self) -> u8 {
-            self.prefix
-        }
-
-        /// Whether the address is in this network.
-        pub const fn contains(&self, address: Ipv4Addr) -> bool {
-            address.to_bits() & self.mask() == self.first.to_bits()
-        }
-    }
-
-    impl fmt::Display for Network {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{}/{}", self.first, self.prefix)
-        }
-    }
-
-    /// Network of all pods; each node has a part of it.
-    pub const NETWORK: Network = Network::new(Ipv4Addr::new(10, 208, 0, 0), 12);
-    /// Prefix length of one node's part.
-    pub const RANGE_PREFIX: u8 = 24;
-    /// Network of all services.
-    pub const SERVICE_NETWORK: Network = Network::new(Ipv4Addr::new(10, 224, 0, 0), 16);
-    /// Service address of the API servers.
-    pub const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 1);
-    /// Service address of the cluster DNS.
-    pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 10);
     /// The name in the certificate of each API server, whatever its address: the addresses are
     /// reported by the nodes themselves and prove nothing.
     pub const API_SERVER_NAME: &str = "kubernetes";
@@ -122,6 +60,10 @@ pub mod conditions {
     pub const KUBERNETES_API_ADDRESS: &str = "KubernetesApiAddress";
     /// Condition of a Kubernetes controller while objects of `cluster_bootstrap.manifests` are not applied.
     pub const KUBERNETES_MANIFESTS: &str = "KubernetesManifests";
+    /// Condition of a node with a Kubernetes role in a dual-stack cluster.
+    pub const KUBERNETES_DUAL_STACK: &str = "KubernetesDualStack";
+    /// Reason: the node lacks an address of one of the two families.
+    pub const NO_ADDRESS_OF_BOTH_FAMILIES: &str = "NoAddressOfBothFamilies";
     /// Reason: the node's image lacks the extension that the role needs.
     pub const NOT_INSTALLED: &str = "NotInstalled";
     /// Reason: the extension does not match the image's root hash.
@@ -200,12 +142,6 @@ pub use ports::{
     NODE_MANAGEMENT as PORT_NODE_MANAGEMENT, UNLOCK as PORT_UNLOCK,
 };
 
-/// [`pods::NETWORK`] as text.
-pub const POD_NETWORK: &str = "10.208.0.0/12";
-/// [`pods::SERVICE_NETWORK`] as text.
-pub const SERVICE_NETWORK: &str = "10.224.0.0/16";
-/// [`pods::DNS_SERVICE`] as text.
-pub const SERVICE_DNS: &str = "10.224.0.10";
 /// [`disk::ESP_TYPE`] as text.
 pub const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
 /// [`disk::DATA_TYPE`] as text.
@@ -215,42 +151,12 @@ pub const EXTENSION_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-686561727478";
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::pods::Network;
     use super::*;
 
     #[test]
     fn texts_are_those_of_the_values() {
-        assert_eq!(POD_NETWORK, pods::NETWORK.to_string());
-        assert_eq!(SERVICE_NETWORK, pods::SERVICE_NETWORK.to_string());
-        assert_eq!(SERVICE_DNS, pods::DNS_SERVICE.to_string());
         assert_eq!(ESP_TYPE, disk::ESP_TYPE.to_string());
         assert_eq!(DATA_TYPE, disk::DATA_TYPE.to_string());
         assert_eq!(EXTENSION_TYPE, disk::EXTENSION_TYPE.to_string());
-    }
-
-    #[test]
-    fn services_are_in_their_network_and_no_pod_is() {
-        for service in [pods::API_SERVICE, pods::DNS_SERVICE] {
-            assert!(pods::SERVICE_NETWORK.contains(service));
-            assert!(!pods::NETWORK.contains(service));
-        }
-    }
-
-    #[test]
-    fn a_network_ends_where_its_prefix_ends() {
-        let table = [
-            ("10.207.255.255", false),
-            ("10.208.0.0", true),
-            ("10.223.255.255", true),
-            ("10.224.0.0", false),
-        ];
-        for (address, expected) in table {
-            let address: Ipv4Addr = address.parse().unwrap();
-            assert_eq!(pods::NETWORK.contains(address), expected, "{address}");
-        }
-        let one = Network::new(Ipv4Addr::LOCALHOST, 32);
-        assert!(one.contains(Ipv4Addr::LOCALHOST) && !one.contains(Ipv4Addr::UNSPECIFIED));
     }
 }

@@ -24,6 +24,7 @@ pub use table::SETTINGS;
 
 use self::kinds::Kind;
 use crate::labels::quoted;
+use crate::ranges::{ClusterRanges, RangesError};
 use crate::v1::ClusterConfiguration;
 
 /// A setting of a cluster.
@@ -78,6 +79,21 @@ pub struct SettingError {
     pub found: String,
 }
 
+impl From<RangesError> for SettingError {
+    fn from(error: RangesError) -> Self {
+        let RangesError {
+            field,
+            expected,
+            found,
+        } = error;
+        Self {
+            field,
+            expected,
+            found,
+        }
+    }
+}
+
 /// The setting with this path. `field` is the name of the path in the error.
 pub fn find(field: &str, path: &str) -> Result<&'static Setting, SettingError> {
     let found = SETTINGS.iter().find(|setting| setting.path == path);
@@ -97,7 +113,24 @@ pub fn complete(configuration: ClusterConfiguration) -> Result<ClusterConfigurat
     for setting in SETTINGS {
         setting.check(&configuration)?;
     }
+    check_together(&configuration)?;
     Ok(with_defaults(configuration))
+}
+
+/// Checks what depends on several settings, each of which is valid alone.
+pub fn check_together(configuration: &ClusterConfiguration) -> Result<(), SettingError> {
+    let Some(kubernetes) = &configuration.kubernetes else {
+        return Ok(());
+    };
+    let ranges = ClusterRanges::of(kubernetes)?;
+    match kubernetes.virtual_address() {
+        Some(address) if ranges.contains(address) => Err(SettingError {
+            field: "kubernetes.api_address".to_owned(),
+            expected: "an address outside the ranges of pods and services".to_owned(),
+            found: quoted(&kubernetes.api_address),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Gives all settings without a value their defaults.

@@ -302,12 +302,14 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         (sealed, parameters, configuration)
     });
     let (address_writer, address) = event::value();
+    let (second_address_writer, second_address) = event::value();
     let (dhcp_time_servers_writer, dhcp_time_servers) = event::value();
     let (time_writer, time) = event::value();
     let network = Arc::new(Network {
         configuration,
         root: node.root.clone(),
         address: Arc::new(address_writer),
+        second_address: Arc::new(second_address_writer),
         dhcp_time_servers: Arc::new(dhcp_time_servers_writer),
     });
     // Enrolment will wait for an address, so everything else comes after it.
@@ -325,6 +327,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         sealed,
         extensions,
         address,
+        second_address,
         dhcp_time_servers,
         time: time_writer,
         cluster_state: cluster_state_writer,

@@ -65,6 +65,8 @@ pub struct Inputs {
     pub extensions: Arc<Extensions>,
     /// The address at which other nodes reach this node; written by the network worker.
     pub address: Value<IpAddr>,
+    /// Its address of the other family, if it has one; written by the network worker.
+    pub second_address: Value<Option<IpAddr>>,
     /// The time servers that DHCP names; written by the network worker.
     pub dhcp_time_servers: Value<Vec<IpAddr>>,
     /// The writer of the state of the clock.
@@ -102,6 +104,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         sealed,
         extensions,
         address,
+        second_address,
         dhcp_time_servers,
         time: time_writer,
         cluster_state: cluster_state_writer,
@@ -284,6 +287,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             view: view.clone(),
             learned,
             address: address.clone(),
+            second_address: second_address.clone(),
             pod_network,
             machine: Default::default(),
             may_have_pods: may_have_pods_writer,
@@ -313,6 +317,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             own_address,
             control_plane,
             cluster_state,
+            second_address,
             directory_saved,
             conditions,
             recorded,

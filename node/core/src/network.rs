@@ -5,7 +5,8 @@
 //! of enrolment, so that a later boot needs no parameters. This worker publishes the address at
 //! which other nodes reach this one. A lost lease does not withdraw the address: the other nodes
 //! have no better one until there is a new lease. The time servers of the lease are published before
-//! the address, so that whoever has waited for that knows them.
+//! the address, so that whoever has waited for that knows them; so is the address of the other family, which
+//! only a static configuration has: the first of that family that is not link-local.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -52,6 +53,7 @@ pub(crate) struct Network {
     /// For the path of `resolv.conf`.
     pub root: Root,
     pub address: Arc<Writer<IpAddr>>,
+    pub second_address: Arc<Writer<Option<IpAddr>>>,
     pub dhcp_time_servers: Arc<Writer<Vec<IpAddr>>>,
 }
 
@@ -68,13 +70,30 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     match &network.configuration {
         Some(fixed) => {
             as_applied(fixed).apply(&netlink, &link).await?;
+            network.second_address.set(second(&fixed.addresses));
             publish(&network, fixed.addresses[0], &fixed.nameservers)?;
             ctx.healthy();
             ctx.cancelled().await;
             Ok(())
         }
-        None => lease(ctx, &network, link).await,
+        None => {
+            network.second_address.set(None);
+            lease(ctx, &network, link).await
+        }
     }
+}
+
+/// The first address of another family than the first one, by which other machines can reach this one.
+fn second(addresses: &[Cidr]) -> Option<IpAddr> {
+    let mut addresses = addresses.iter().map(Cidr::address);
+    let first = addresses.next()?;
+    addresses.find(|address| {
+        let is_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        address.is_ipv4() != first.is_ipv4() && !is_local
+    })
 }
 
 fn device(configuration: Option<&StaticNetwork>) -> Device {
@@ -225,6 +244,24 @@ mod tests {
         let named = configuration("52:54:00:12:34:56");
         let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
         assert_eq!(device(Some(&named)), Device::WithMac(mac));
+    }
+
+    #[test]
+    fn a_node_has_an_address_of_the_other_family_that_others_can_use() {
+        for (addresses, expected) in [
+            (&["192.0.2.10/24"][..], None),
+            (&["192.0.2.10/24", "198.51.100.1/24"], None),
+            (&["192.0.2.10/24", "fe80::1/64"], None),
+            (
+                &["192.0.2.10/24", "fe80::1/64", "fd00::a/64", "fd00::b/64"],
+                Some("fd00::a"),
+            ),
+            (&["fd00::a/64", "192.0.2.10/24"], Some("192.0.2.10")),
+        ] {
+            let addresses: Vec<Cidr> = addresses.iter().map(|cidr| cidr.parse().unwrap()).collect();
+            let expected = expected.map(|address| address.parse().unwrap());
+            assert_eq!(second(&addresses), expected, "{addresses:?}");
+        }
     }
 
     #[test]

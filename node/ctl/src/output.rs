@@ -48,6 +48,8 @@ pub(crate) struct Node {
     cluster_state: Option<String>,
     roles: Vec<&'static str>,
     external_address: Option<String>,
+    /// Of the other address family.
+    second_address: Option<String>,
     curator_port: Option<u32>,
     version: Option<String>,
     boot_id: Option<String>,
@@ -174,6 +176,7 @@ impl From<&v1::Node> for Node {
                 .map(|s| word(s.cluster_state, ClusterState::as_str_name, "CLUSTER_STATE_")),
             roles: roles(node.roles.as_ref()),
             external_address: status.and_then(|s| present(&s.external_address)),
+            second_address: status.and_then(|s| present(&s.second_address)),
             curator_port: status.map(|s| s.curator_port).filter(|port| *port != 0),
             version: status.and_then(|s| present(&s.version)),
             boot_id: status.and_then(|s| present(&s.boot_id)),
@@ -252,6 +255,9 @@ impl Node {
         let port = self.curator_port.map(|port| port.to_string());
         let age = self.heartbeat_age_ms.map(|ms| format!("{ms} ms ago"));
         let mut text = String::new();
+        let addresses = [&self.external_address, &self.second_address];
+        let addresses = addresses.into_iter().flatten().cloned();
+        let addresses = addresses.collect::<Vec<_>>().join(",");
         for (name, value) in [
             ("node", self.id.clone()),
             ("public key", self.public_key.clone()),
@@ -260,7 +266,7 @@ impl Node {
             ("cluster", self.cluster_text()),
             ("roles", self.roles.join(",")),
             ("labels", labels.join(",")),
-            ("address", some(&self.external_address)),
+            ("address", addresses),
             ("curator port", some(&port)),
             ("last heartbeat", some(&age)),
             ("version", some(&self.version)),

@@ -7,10 +7,12 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::server::{Admission, Caller};
+use hearth_api::settings::SettingError;
 use hearth_api::tls::{self, Clock, PeerCertificate};
 use hearth_api::v1::Node;
 use hearth_base::event::Value;
-use hearth_cluster::decisions::{FoundNode, Versioned};
+use hearth_cluster::decisions::kubernetes::Reserved;
+use hearth_cluster::decisions::{FoundNode, Rejection, Versioned};
 use hearth_cluster::state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError};
 use hearth_consensus::fenced::{Write, WriteError};
 use hearth_consensus::secrets_keys::SecretsKeys;
@@ -204,6 +206,14 @@ impl Core {
             self.reads.linearizable().await?;
         }
         self.cluster()
+    }
+
+    /// The addresses that no node of the cluster has for its own.
+    pub fn reserved(&self) -> Result<Reserved, Status> {
+        let configuration = self.cluster()?.content.configuration;
+        let reserved = Reserved::of(&configuration.kubernetes.unwrap_or_default());
+        let reserved = reserved.map_err(SettingError::from);
+        Ok(reserved.map_err(Rejection::from)?)
     }
 
     /// The cluster's record with its secret, straight from etcd.

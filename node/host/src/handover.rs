@@ -4,7 +4,6 @@
 //! and the membership depends on both. Each value is one fact with one writer. The types are
 //! defined here, below all of the parts, so that the parts do not depend on each other.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -13,14 +12,16 @@ use hearth_api::identity::{
 };
 use hearth_api::manifests::Manifest;
 use hearth_api::names::LONGEST_CONDITION;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::{
     self, ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TimeSource,
     TpmUsage,
 };
-use hearth_sys::cidr::Cidr;
 use hearth_sys::nftables::Nftables;
+
+use crate::networking::NodeSubnets;
 
 /// The owner's settings for a cluster to be bootstrapped. They are passed unchanged from the
 /// parameters through the sealed configuration to the control plane.
@@ -107,20 +108,20 @@ pub enum PodsPossible {
     /// None.
     #[default]
     None,
-    /// Pods of the built-in network.
-    BuiltIn,
+    /// Pods of the built-in network, with addresses of these ranges.
+    BuiltIn(ClusterRanges),
     /// Pods of another network, which is not Hearth's.
-    OtherNetwork,
+    OtherNetwork(ClusterRanges),
 }
 
 /// This node's part of the pod network: written by the mesh when the network is set up or removed,
 /// read by the Kubernetes worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
-    /// All addresses of this node's pods, e.g. 10.208.3.0/24.
-    pub range: Cidr,
-    /// The node's address in the pod network: the first of the range.
-    pub gateway: IpAddr,
+    /// The addresses of all pods and services.
+    pub ranges: ClusterRanges,
+    /// Those of this node's pods.
+    pub subnets: NodeSubnets,
 }
 
 /// The node's packet filter rules are in the kernel, and stay there: written by the packet filter,
@@ -131,6 +132,8 @@ pub struct PacketFilter {
     pub nftables: Nftables,
     /// The node's own table, in family `inet`.
     pub table: &'static str,
+    /// The addresses of pods and services that the rules are about; `None` while they are not known.
+    pub ranges: Option<ClusterRanges>,
 }
 
 /// The clock of this node and where it has its time from: written by the time service after each

@@ -1,16 +1,17 @@
-//! A node's part of the mesh, the network between pods: its key and its pod range.
+//! A node's part of the mesh, the network between pods: its key and its pod ranges.
 //!
-//! [`NETWORK`] is divided into ranges with a prefix of [`RANGE_PREFIX`] bits, and a range is
-//! identified by its index. So two ranges are either equal or disjoint: to keep the ranges of nodes
-//! from overlapping, it is sufficient to assign no index twice. Everything received from other
-//! nodes is validated here.
+//! The curators assign each node a /24 of the cluster's IPv4 range of pods. Two such ranges are
+//! either equal or disjoint: to keep those of nodes from overlapping, it is sufficient to assign none
+//! twice. In a dual-stack cluster the IPv6 range of a node follows from it: both have the same index
+//! in the ranges of the cluster, so that nothing else has to be assigned or stored, and no two nodes
+//! have the same one. Everything received from other nodes is validated here.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use hearth_api::identity::MeshKey;
-use hearth_api::names::pods::{NETWORK, RANGE_PREFIX};
+use hearth_api::ranges::{Address, ClusterRanges, NODE_PREFIX_V4, Range};
 use hearth_api::v1::ClusterNetworking;
 use hearth_sys::cidr::Cidr;
 
@@ -21,39 +22,106 @@ pub enum NetworkingError {
     #[error("wireguard_public_key: {0}")]
     Key(#[from] hearth_api::identity::KeyError),
     /// The range is invalid.
-    #[error("pod_range: expected a /{RANGE_PREFIX} of {NETWORK}, got {0:?}")]
+    #[error("pod_range: expected a /{NODE_PREFIX_V4} of IPv4 by its first address, got {0:?}")]
     Range(String),
+    /// The range is of another cluster.
+    #[error("pod_range: expected a part of {network}, got {found}")]
+    OtherNetwork {
+        /// The range of all pods.
+        network: Range<Ipv4Addr>,
+        /// The range of the node.
+        found: PodRange,
+    },
 }
 
-/// The addresses of one node's pods.
+/// The IPv4 addresses of one node's pods: the bits of its prefix.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodRange(u16);
+pub struct PodRange(u32);
 
-/// The first address of [`NETWORK`].
-const FIRST: u32 = NETWORK.first().to_bits();
-/// The number of ranges in it.
-const RANGES: u16 = 1 << (RANGE_PREFIX - NETWORK.prefix());
+const HOST_BITS: u32 = 32 - NODE_PREFIX_V4 as u32;
 
 impl PodRange {
-    /// All ranges, in ascending order.
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..RANGES).map(Self)
+    /// All ranges in the range of all pods, in ascending order.
+    pub fn all(ranges: &ClusterRanges) -> impl Iterator<Item = Self> + use<> {
+        let first = ranges.v4.pods.first().to_bits() >> HOST_BITS;
+        (first..first + ranges.nodes()).map(Self)
     }
 
     /// The first host address of the range, which is the node's own address in the pod network.
     pub fn gateway(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.first() + 1)
+        Ipv4Addr::from_bits(self.first().to_bits() + 1)
     }
 
     /// The range in CIDR notation.
     pub fn cidr(self) -> Cidr {
-        let first = Ipv4Addr::from_bits(self.first()).into();
-        Cidr::new(first, RANGE_PREFIX).expect("a prefix of IPv4")
+        Cidr::new(self.first().into(), NODE_PREFIX_V4).expect("a prefix of IPv4")
     }
 
-    fn first(self) -> u32 {
-        FIRST + (u32::from(self.0) << (32 - RANGE_PREFIX))
+    fn first(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.0 << HOST_BITS)
     }
+
+    /// The addresses of the node's pods in a cluster with these ranges.
+    ///
+    /// # Errors
+    /// If the range is not a part of that of all pods.
+    pub fn subnets(self, ranges: &ClusterRanges) -> Result<NodeSubnets, NetworkingError> {
+        let network = ranges.v4.pods;
+        let index = network.index_of(self.first(), NODE_PREFIX_V4);
+        let part = |index| Some((index, network.part(NODE_PREFIX_V4, index)?));
+        let (index, v4) = index.and_then(part).ok_or(NetworkingError::OtherNetwork {
+            network,
+            found: self,
+        })?;
+        // There are at least as many parts of IPv6 as of IPv4.
+        let v6 = ranges.v6.zip(ranges.node_prefix_v6());
+        let v6 = v6.and_then(|(v6, prefix)| v6.pods.part(prefix, index));
+        Ok(NodeSubnets { v4, v6 })
+    }
+}
+
+/// The addresses of one node's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeSubnets {
+    /// Of IPv4, e.g. 10.208.3.0/24.
+    pub v4: Range<Ipv4Addr>,
+    /// Of IPv6, in a dual-stack cluster.
+    pub v6: Option<Range<Ipv6Addr>>,
+}
+
+/// The addresses of one node's pods in one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet {
+    /// All of them.
+    pub range: Cidr,
+    /// The node's own address among them.
+    pub gateway: IpAddr,
+}
+
+impl NodeSubnets {
+    /// The node's own IPv4 address in the pod network: the first host address of its range.
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.v4.nth(1)
+    }
+
+    /// The addresses of each family, IPv4 first.
+    pub fn all(&self) -> impl Iterator<Item = Subnet> + use<> {
+        [Some(subnet(self.v4)), self.v6.map(subnet)]
+            .into_iter()
+            .flatten()
+    }
+}
+
+fn subnet<A: Address>(range: Range<A>) -> Subnet {
+    Subnet {
+        range: cidr(range),
+        gateway: range.nth(1).into(),
+    }
+}
+
+/// A range in CIDR notation.
+pub fn cidr<A: Address>(range: Range<A>) -> Cidr {
+    Cidr::new(range.first().into(), range.prefix()).expect("a prefix of its family")
 }
 
 impl FromStr for PodRange {
@@ -62,14 +130,12 @@ impl FromStr for PodRange {
     fn from_str(text: &str) -> Result<Self, NetworkingError> {
         let range = |text: &str| {
             let cidr: Cidr = text.parse().ok()?;
-            let std::net::IpAddr::V4(address) = cidr.address() else {
+            let IpAddr::V4(address) = cidr.address() else {
                 return None;
             };
-            let offset = address.to_bits().checked_sub(FIRST)?;
-            let number = u16::try_from(offset >> (32 - RANGE_PREFIX)).ok()?;
-            let range = Self(number);
+            let range = Self(address.to_bits() >> HOST_BITS);
             // Accept only the canonical spelling.
-            (number < RANGES && range.to_string() == text).then_some(range)
+            (range.to_string() == text).then_some(range)
         };
         range(text).ok_or_else(|| NetworkingError::Range(text.to_owned()))
     }
@@ -119,23 +185,52 @@ impl From<Networking> for ClusterNetworking {
 #[cfg(test)]
 mod tests {
     use hearth_api::identity::MeshSecret;
+    use hearth_api::testing::dual_stack_ranges;
+    use hearth_api::v1::KubernetesConfiguration;
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
     fn ranges_are_cut_from_the_network_of_pods() {
-        let all: Vec<_> = PodRange::all().collect();
+        let all: Vec<_> = PodRange::all(&dual_stack_ranges()).collect();
         assert_eq!(all.len(), 4096);
         assert_eq!(all[0].to_string(), "10.208.0.0/24");
         assert_eq!(all[3].gateway().to_string(), "10.208.3.1");
         assert_eq!(all[4095].to_string(), "10.223.255.0/24");
         for (number, range) in all.iter().enumerate() {
-            assert!(NETWORK.contains(range.gateway()), "{range}");
+            assert!(
+                dual_stack_ranges().has_pod(range.gateway().into()),
+                "{range}"
+            );
             assert_eq!(range.to_string().parse(), Ok(*range));
             let next = all.get(number + 1);
             assert!(next.is_none_or(|next| !next.cidr().contains(range.gateway().into())));
         }
+    }
+
+    #[test]
+    fn a_node_has_the_same_part_of_both_families() {
+        let range: PodRange = "10.209.3.0/24".parse().unwrap();
+        let only_v4 = range.subnets(&ClusterRanges::DEFAULT).unwrap();
+        assert_eq!(only_v4.v6, None);
+        assert_eq!(only_v4.all().count(), 1);
+        let both = range.subnets(&dual_stack_ranges()).unwrap();
+        assert_eq!(both.v4, only_v4.v4);
+        let texts = both.all().map(|s| format!("{} {}", s.range, s.gateway));
+        assert_eq!(
+            texts.collect::<Vec<_>>(),
+            [
+                "10.209.3.0/24 10.209.3.1",
+                "fd00:1:0:103::/64 fd00:1:0:103::1"
+            ]
+        );
+        let other: PodRange = "10.0.3.0/24".parse().unwrap();
+        let error = other.subnets(&dual_stack_ranges()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "pod_range: expected a part of 10.208.0.0/12, got 10.0.3.0/24"
+        );
     }
 
     #[test]
@@ -147,12 +242,10 @@ mod tests {
             "10.208.0.0/23",
             "10.208.0.0/25",
             "10.208.0.0/024",
-            "10.207.255.0/24",
-            "10.224.0.0/24",
             "::/24",
         ] {
             let refused = wrong.parse::<PodRange>().unwrap_err();
-            assert!(refused.to_string().contains("10.208.0.0/12"), "{refused}");
+            assert!(refused.to_string().contains("expected a /24"), "{refused}");
         }
     }
 
@@ -160,7 +253,7 @@ mod tests {
     fn a_part_reads_back() {
         let networking = Networking {
             key: MeshSecret::generate().public(),
-            range: PodRange(7),
+            range: "10.208.7.0/24".parse().unwrap(),
         };
         let wire = ClusterNetworking::from(networking);
         assert_eq!(wire.pod_range, "10.208.7.0/24");
@@ -169,6 +262,29 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the ranges of the cluster, the subnets of two nodes are apart.
+        #[test]
+        fn subnets_of_nodes_are_apart(
+            v4 in 8_u8..=22, v6 in 48_u8..=64, one: prop::sample::Index, other: prop::sample::Index,
+        ) {
+            let settings = KubernetesConfiguration {
+                pod_ranges: vec![format!("10.0.0.0/{v4}"), format!("fd00::/{v6}")],
+                service_ranges: vec!["192.168.0.0/24".into(), "fd01::/112".into()],
+                ..KubernetesConfiguration::default()
+            };
+            let ranges = ClusterRanges::of(&settings).unwrap();
+            let count = ranges.nodes() as usize;
+            let (one, other) = (one.index(count), other.index(count));
+            let of = |index| PodRange::all(&ranges).nth(index).unwrap().subnets(&ranges).unwrap();
+            let (first, second) = (of(one), of(other));
+            prop_assert!(first.v6.is_some() && second.v6.is_some());
+            for (first, second) in first.all().zip(second.all()) {
+                prop_assert!(ranges.has_pod(first.gateway));
+                prop_assert_eq!(first.range.contains(second.gateway), one == other);
+                prop_assert_eq!(second.range.contains(first.gateway), one == other);
+            }
+        }
+
         #[test]
         fn arbitrary_parts_are_judged_without_harm(
             wireguard_public_key: Vec<u8>, pod_range in "[0-9./:a-f]{0,20}",

@@ -16,6 +16,7 @@
 //! | [`reconciler`] | on controllers: the objects that Hearth maintains in a cluster |
 //! | [`labels`] | synchronization of labels to Kubernetes nodes |
 //! | [`settings`] | the cluster's settings for Kubernetes |
+//! | [`addresses`] | the addresses by which Kubernetes knows this node, and what a dual-stack cluster lacks of them |
 //! | [`services`] | on workers: starts DNS, volumes and the receiver of the network policy |
 //! | [`policy`] | the way of network policies to the nodes |
 //! | [`hearth_network_policy`] | network policies as rules of the packet filter |
@@ -51,6 +52,7 @@
 )]
 
 pub mod access;
+mod addresses;
 pub(crate) mod balancer;
 pub mod calendar;
 mod containerd;
@@ -86,6 +88,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearth_agent::{CuratorConnection, PeerAddresses, View};
 use hearth_api::hosts::Host;
 use hearth_api::names;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{KubernetesConfiguration, NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Watcher, Writer};
@@ -141,6 +144,8 @@ pub struct Worker {
     pub learned: Value<PeerAddresses>,
     /// Input: the current address of this node.
     pub address: Value<IpAddr>,
+    /// Input: its address of the other family, if it has one.
+    pub second_address: Value<Option<IpAddr>>,
     /// Input of workers: the pod network of this node.
     pub pod_network: Value<Option<PodNetwork>>,
     /// Serializes changes of this machine for pods.
@@ -289,19 +294,38 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let [controller, worker] = &mut roles[..] else {
         return Err(Failure::msg("internal error: expected two roles"));
     };
+    let mut all_settings = parts.settings.value().watch();
+    let mut all_roles = parts.local_roles.watch();
+    let mut addresses = parts.address.watch();
+    let mut second_addresses = parts.second_address.watch();
     loop {
         tokio::select! {
             condition = controller.1.next() => controller.2 = condition?,
             condition = worker.1.next() => worker.2 = condition?,
             status = address_statuses.next() => address = status?,
             status = manifests_statuses.next() => manifests = status?,
+            changed = all_settings.next() => changed.map(drop)?,
+            changed = all_roles.next() => changed.map(drop)?,
+            changed = addresses.next() => changed.map(drop)?,
+            changed = second_addresses.next() => changed.map(drop)?,
             () = ctx.cancelled() => return Ok(()),
         }
         let all = [&*controller, &*worker].map(|(role, _, now)| now.clone().condition(*role));
         let all = all.into_iter();
-        let all = all.chain([address.condition(), manifests.condition()]);
+        let all = all.chain([
+            address.condition(),
+            manifests.condition(),
+            dual_stack_condition(&parts),
+        ]);
         parts.conditions.set(all.flatten().collect());
     }
+}
+
+/// What this node lacks for a dual-stack cluster; `None` if this is no such cluster, or not known yet.
+fn dual_stack_condition(parts: &Worker) -> Option<NodeCondition> {
+    let ranges = ClusterRanges::of(&*parts.settings.value().get()?).ok()?;
+    let addresses = (parts.address.get(), parts.second_address.get().flatten());
+    addresses::condition(&ranges, &parts.local_roles.get()?, addresses)
 }
 
 /// A value with several writers, and its only reader.

@@ -14,7 +14,8 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::NodeId;
-use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
+use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
+use hearth_api::ranges::ClusterRanges;
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, kubernetes_authorities};
 use hearth_host::bundle::Bundle;
@@ -124,6 +125,8 @@ pub(crate) struct Cluster {
     directory: PathBuf,
     programs: PathBuf,
     authorities: Authorities,
+    /// Of services, in its API server.
+    ranges: ClusterRanges,
     port: u16,
     apiserver: Option<Child>,
     _manager: Option<Child>,
@@ -132,6 +135,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts it and waits until it is ready; `None`, with a message, without a bundle.
     pub(crate) async fn start() -> Option<Self> {
+        Self::with(ClusterRanges::DEFAULT).await
+    }
+
+    /// The same with these ranges of services.
+    pub(crate) async fn with(ranges: ClusterRanges) -> Option<Self> {
         let root = bundle_or_skip()?;
         let site = Site::new();
         let etcd = site.start(true).await;
@@ -147,6 +155,7 @@ impl Cluster {
             directory,
             programs: root.join("bin"),
             authorities,
+            ranges,
             port: free.local_addr().unwrap().port(),
             apiserver: None,
             _manager: None,
@@ -187,6 +196,7 @@ impl Cluster {
         let serving = Certificate::ApiServer {
             node: NodeId::from_bytes([7; 16]),
             address: [192, 0, 2, 7].into(),
+            service: ClusterRanges::DEFAULT.api_service(),
             hosts: &[],
         };
         let serving = self.issue(&serving);
@@ -218,7 +228,7 @@ impl Cluster {
             ("bind-address", "127.0.0.1".into()),
             ("advertise-address", "192.0.2.7".into()),
             ("secure-port", self.port.to_string()),
-            ("service-cluster-ip-range", SERVICE_NETWORK.into()),
+            ("service-cluster-ip-range", self.ranges.services_text()),
             ("endpoint-reconciler-type", "none".into()),
             ("service-account-issuer", issuer.into()),
             ("authorization-mode", "Node,RBAC".into()),

@@ -81,6 +81,7 @@ impl Fake {
         let (roles, local_roles) = event::value();
         let (consensus_writer, consensus) = event::value();
         let (address, addresses) = event::value();
+        let (second_writer, second_address) = event::value();
         let (conditions_writer, conditions) = event::value();
         let (connection_writer, connection) = event::value();
         let (view_writer, view) = event::value();
@@ -89,7 +90,13 @@ impl Fake {
         let (network_writer, pod_network) = event::value();
         let (may_have_pods, _) = event::value();
         let (network_policy, _) = event::value();
-        let others = (member_writer, view_writer, learned_writer, network_writer);
+        let others = (
+            member_writer,
+            view_writer,
+            learned_writer,
+            network_writer,
+            second_writer,
+        );
         Self {
             _directory: directory,
             parts: Arc::new(Worker {
@@ -106,6 +113,7 @@ impl Fake {
                 view,
                 learned,
                 address: addresses,
+                second_address,
                 pod_network,
                 machine: worker::MachineLock::default(),
                 may_have_pods,

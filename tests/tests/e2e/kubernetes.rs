@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hearth_api::client::Channel;
 use hearth_api::names;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
     ClusterState, GetPacketFilterRequest, NodeCondition, PodNetwork, UpdateNodeRolesRequest,
@@ -135,20 +136,23 @@ async fn images_come_from_registries() -> Outcome {
     test.passed()
 }
 
+/// A policy with these rules for connections to a pod.
+fn ingress_policy(name: &str, pod: &str, ingress: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "name": name },
+        "spec": {
+            "podSelector": { "matchLabels": { "app": pod } },
+            "ingress": ingress,
+        },
+    })
+}
+
 /// A policy takes a connection away between two pods of a node, and another one gives it back. `service` is the address
 /// of the server's service.
 async fn policies_isolate_pods(kubernetes: &Kubernetes, service: &str) -> Outcome {
-    let policy = |name: &str, ingress: Value| {
-        json!({
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": { "name": name },
-            "spec": {
-                "podSelector": { "matchLabels": { "app": "server" } },
-                "ingress": ingress,
-            },
-        })
-    };
+    let policy = |name: &str, ingress: Value| ingress_policy(name, "server", &ingress);
     kubernetes.create(&policy("nobody", json!([]))).await?;
     kubernetes.reaches_not("client", "server").await?;
     // A pod reaches itself all the same.
@@ -530,7 +534,8 @@ async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcom
     }
     // The DNS servers have a service address, too.
     let full = "there.default.svc.cluster.local";
-    let words = ["exec", "here", "--", "nslookup", full, names::SERVICE_DNS];
+    let dns = ClusterRanges::DEFAULT.dns_service().to_string();
+    let words = ["exec", "here", "--", "nslookup", full, &dns];
     let said = kubernetes.kubectl(&words).await?;
     ensure!(said.contains(&ip), "{said}");
     // And in the other direction.
@@ -709,10 +714,7 @@ async fn virtual_address(
 ) -> anyhow::Result<SocketAddr> {
     let refused = kubernetes.set(&["kubernetes.api_address=10.224.0.7"]).await;
     let refused = format!("{:#}", refused.err().context("in the range of services")?);
-    ensure!(
-        refused.contains("outside the networks of pods"),
-        "{refused}"
-    );
+    ensure!(refused.contains("outside the ranges of pods"), "{refused}");
     let address = cluster.network().status().await?.options.shared_address();
     kubernetes
         .set(&[

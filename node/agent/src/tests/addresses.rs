@@ -476,6 +476,7 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
         state: NodeState::Up,
         roles: hearth_api::v1::NodeRoles::default(),
         located: None,
+        second_address: None,
         curator_port: 0,
         labels: Vec::new(),
         networking: None,

@@ -120,6 +120,7 @@ impl Managed {
             state: NodeState::Up,
             roles: NodeRoles::default(),
             located: None,
+            second_address: None,
             curator_port: 0,
             labels: Vec::new(),
             networking: None,
@@ -266,6 +267,7 @@ async fn the_packet_filter_is_shown_as_the_kernel_has_it() {
     managed.packet_filter.set(PacketFilter {
         nftables: Nftables::at(program),
         table: "own",
+        ranges: None,
     });
     for (all, called) in [(false, "list table inet own\n"), (true, "list ruleset\n")] {
         let parts = read(all).await.unwrap();

@@ -24,6 +24,7 @@ struct Pushing {
     own_address: Writer<AddressRecord>,
     control_plane: Writer<LocalControlPlane>,
     state: cluster_state::Writer,
+    second_address: Writer<Option<IpAddr>>,
     directory_saved: Writer<IpAddr>,
     conditions: Writer<Vec<NodeCondition>>,
     recorded: Writer<UnlockSettings>,
@@ -76,6 +77,7 @@ async fn pushing() -> Pushing {
     let (own_writer, own_address) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (directory_writer, directory_saved) = event::value();
+    let (second_writer, second_address) = event::value();
     let (conditions_writer, conditions) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
@@ -94,6 +96,7 @@ async fn pushing() -> Pushing {
         own_address,
         control_plane,
         cluster_state,
+        second_address,
         directory_saved,
         conditions,
         recorded,
@@ -106,6 +109,7 @@ async fn pushing() -> Pushing {
         own_address: own_writer,
         control_plane: control_plane_writer,
         state: state_writer,
+        second_address: second_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
         recorded: recorded_writer,
@@ -144,6 +148,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         conditions: Vec::new(),
         recorded_settings: reported(ColdStartPolicy::Owner),
         time: None,
+        second_address: String::new(),
     };
     assert_eq!(status, wanted);
     test.recorded.set(settings(ColdStartPolicy::None));
@@ -157,6 +162,9 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
     test.time.set(time.clone());
     let status = report(&test.fake.curator, 3).await;
     assert_eq!(status.time, Some(v1::TimeStatus::from(&time)));
+    test.second_address.set("2001:db8::1".parse().ok());
+    let status = report(&test.fake.curator, 4).await;
+    assert_eq!(status.second_address, "2001:db8::1");
     test.worker.is_healthy().await;
     test.worker.is_fine();
     test.worker.stop().await;

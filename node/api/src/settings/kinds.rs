@@ -243,9 +243,10 @@ impl Kind for Number {
     }
 }
 
-/// A list without repetitions, whose elements are valid one by one. The default is the empty list.
+/// A list without repetitions, whose elements are valid one by one. The empty list is no value.
 pub(super) struct List {
     pub field: fn(&mut ClusterConfiguration) -> &mut Vec<String>,
+    pub default: &'static [&'static str],
     pub max_length: usize,
     /// What an element should be. It contains no comma.
     pub expected: &'static str,
@@ -298,8 +299,12 @@ impl Kind for List {
         (self.field)(to).clone_from((self.field)(from));
     }
 
-    /// Would only create empty messages around the list.
-    fn fill(&self, _of: &mut ClusterConfiguration) {}
+    fn fill(&self, of: &mut ClusterConfiguration) {
+        // An empty default would only create empty messages around the list.
+        if !self.default.is_empty() && (self.field)(of).is_empty() {
+            *(self.field)(of) = self.default.iter().map(|&text| text.to_owned()).collect();
+        }
+    }
 }
 
 /// A list of certificates of authorities. It can also be written as a PEM file.

@@ -3,13 +3,13 @@
 use super::Setting;
 use super::kinds::{Authorities, Choice, Credentials, List, Number, Text};
 use crate::hosts::{self, Host};
-use crate::labels;
 use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
 use crate::v1::{
     AuditLevel, ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel,
     StorageSecurityPolicy, TpmMode,
 };
+use crate::{labels, ranges};
 
 /// Maximum length of the cluster domain: a node's ID and the domain together form a host name.
 const LONGEST_CLUSTER_DOMAIN: usize = 80;
@@ -22,6 +22,8 @@ const MOST_EXEMPT_NAMESPACES: usize = 64;
 const MOST_REGISTRIES: usize = 64;
 /// Maximum number of further names in the certificates of servers.
 const MOST_CERTIFICATE_NAMES: usize = 32;
+/// Address families, of which pods and services have one range each.
+const FAMILIES: usize = 2;
 /// Maximum number of private authorities of registries.
 const MOST_REGISTRY_AUTHORITIES: usize = 32;
 
@@ -95,6 +97,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.synchronized_labels
             },
+            default: &[],
             max_length: MOST_LABEL_PATTERNS,
             expected: "the key of a label, or the beginning of one followed by \"*\"",
             is_valid: labels::is_pattern,
@@ -127,6 +130,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.pod_security_exempt_namespaces
             },
+            default: &[],
             max_length: MOST_EXEMPT_NAMESPACES,
             expected: "the name of a namespace",
             is_valid: labels::is_dns_label,
@@ -172,6 +176,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.registry_mirrors
             },
+            default: &[],
             max_length: MOST_REGISTRIES,
             expected: registries::MIRROR,
             is_valid: |text| text.parse::<Mirror>().is_ok(),
@@ -186,6 +191,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.registry_authorities
             },
+            default: &[],
             max_length: MOST_REGISTRY_AUTHORITIES,
             expected: registries::AUTHORITY,
             is_valid: |text| registries::authority(text).is_ok(),
@@ -200,6 +206,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.registry_credentials
             },
+            default: &[],
             max_length: MOST_REGISTRIES,
             expected: registries::CREDENTIAL,
             is_valid: |text| text.parse::<Credential>().is_ok(),
@@ -228,6 +235,7 @@ pub static SETTINGS: &[Setting] = &[
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 &mut kubernetes.registry_proxy_exceptions
             },
+            default: &[],
             max_length: MOST_REGISTRIES,
             expected: registries::PROXY_EXCEPTION,
             is_valid: registries::is_proxy_exception,
@@ -294,6 +302,36 @@ pub static SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        path: ranges::POD_RANGES,
+        help: "Addresses of pods: an IPv4 range, and an IPv6 range for dual stack",
+        fixed: Some("nodes and pods have addresses of it"),
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.pod_ranges
+            },
+            default: ranges::DEFAULT_POD_RANGES,
+            max_length: FAMILIES,
+            expected: ranges::POD_RANGE,
+            is_valid: ranges::is_pod_range,
+        },
+    },
+    Setting {
+        path: ranges::SERVICE_RANGES,
+        help: "Addresses of services: an IPv4 range, and an IPv6 range for dual stack",
+        fixed: Some("services have addresses of it"),
+        kind: &List {
+            field: |configuration| {
+                let kubernetes = configuration.kubernetes.get_or_insert_default();
+                &mut kubernetes.service_ranges
+            },
+            default: ranges::DEFAULT_SERVICE_RANGES,
+            max_length: FAMILIES,
+            expected: ranges::SERVICE_RANGE,
+            is_valid: ranges::is_service_range,
+        },
+    },
+    Setting {
         path: "curator_session_seconds",
         help: "Seconds until a lost leader is replaced; for sessions that curators begin afterwards",
         fixed: None,
@@ -310,6 +348,7 @@ pub static SETTINGS: &[Setting] = &[
         fixed: None,
         kind: &List {
             field: |configuration| &mut configuration.time_servers,
+            default: &[],
             max_length: time_server::MOST,
             expected: time_server::EXPECTED,
             is_valid: |text| text.parse::<TimeServer>().is_ok(),
@@ -332,6 +371,7 @@ pub static SETTINGS: &[Setting] = &[
         fixed: None,
         kind: &List {
             field: |configuration| &mut configuration.certificate_names,
+            default: &[],
             max_length: MOST_CERTIFICATE_NAMES,
             expected: hosts::HOST,
             is_valid: |text| text.parse::<Host>().is_ok(),

@@ -69,6 +69,8 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.api_endpoint" => "api.example:443",
         "kubernetes.audit_level" => "REQUEST",
         "kubernetes.secrets_key_generation" => "7",
+        "kubernetes.pod_ranges" => "10.0.0.0/16,fd00:1::/48",
+        "kubernetes.service_ranges" => "10.1.0.0/16,fd00:2::/112",
         "certificate_names" => "curators.example,192.0.2.101",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
@@ -130,6 +132,8 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
             pod_network: PodNetwork::BuiltIn.into(),
             audit_level: AuditLevel::Metadata.into(),
             secrets_key_generation: 1,
+            pod_ranges: vec!["10.208.0.0/12".into()],
+            service_ranges: vec!["10.224.0.0/16".into()],
             ..KubernetesConfiguration::default()
         }),
         curator_session_seconds: 6,
@@ -253,9 +257,48 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.pod_network, kubernetes.registry_mirrors, kubernetes.registry_authorities, \
          kubernetes.registry_credentials, kubernetes.registry_proxy, \
          kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
-         kubernetes.audit_level, kubernetes.secrets_key_generation, curator_session_seconds, \
-         time_servers, certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
+         kubernetes.audit_level, kubernetes.secrets_key_generation, kubernetes.pod_ranges, \
+         kubernetes.service_ranges, curator_session_seconds, time_servers, \
+         certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
     );
+}
+
+#[test]
+fn settings_that_are_valid_alone_are_checked_together() {
+    let of = |pods: &str, address: &str| ClusterConfiguration {
+        kubernetes: Some(KubernetesConfiguration {
+            pod_ranges: vec![pods.to_owned()],
+            api_address: address.to_owned(),
+            ..KubernetesConfiguration::default()
+        }),
+        ..ClusterConfiguration::default()
+    };
+    for (pods, address, expected) in [
+        ("10.208.0.0/12", "192.0.2.100", None),
+        ("10.0.0.0/16", "10.208.0.1", None),
+        (
+            "10.208.0.0/12",
+            "10.208.0.1",
+            Some("kubernetes.api_address: "),
+        ),
+        (
+            "10.0.0.0/16",
+            "10.224.0.100",
+            Some("kubernetes.api_address: "),
+        ),
+        (
+            "fd00::/48",
+            "",
+            Some("kubernetes.pod_ranges: expected an IPv4 range"),
+        ),
+    ] {
+        let found = complete(of(pods, address)).map_err(|error| error.to_string());
+        match (found, expected) {
+            (Ok(_), None) => {}
+            (Err(found), Some(expected)) if found.starts_with(expected) => {}
+            (found, _) => panic!("{pods} {address}: {found:?}"),
+        }
+    }
 }
 
 #[test]

@@ -25,7 +25,9 @@ use crate::identity::{
     ClusterId, Identity, NodeCredentials, NodeId, NodeKey, P256PublicKey, PublicKey, SigningKey,
     UserCredentials, UserName,
 };
+use crate::ranges::ClusterRanges;
 use crate::tls::{self, Clock, ExpectedServer, OwnCertificate};
+use crate::v1::KubernetesConfiguration;
 
 pub use curator::{Heartbeats, Script, Seen, TestCurator};
 pub use insecure::{insecure_client_config, p256_client_config};
@@ -256,4 +258,18 @@ impl PublicKeyData for BareKey {
     fn algorithm(&self) -> &'static SignatureAlgorithm {
         &PKCS_ED25519
     }
+}
+
+/// The settings of a dual-stack cluster.
+pub fn dual_stack() -> KubernetesConfiguration {
+    KubernetesConfiguration {
+        pod_ranges: vec!["10.208.0.0/12".into(), "fd00:1::/48".into()],
+        service_ranges: vec!["10.224.0.0/16".into(), "fd00:2::/112".into()],
+        ..KubernetesConfiguration::default()
+    }
+}
+
+/// The ranges of that cluster.
+pub fn dual_stack_ranges() -> ClusterRanges {
+    ClusterRanges::of(&dual_stack()).expect("valid ranges")
 }

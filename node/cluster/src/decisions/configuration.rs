@@ -96,6 +96,9 @@ impl Change {
             setting.copy(&values, &mut configuration);
             changed.push(setting.path);
         }
+        if !changed.is_empty() {
+            settings::check_together(&configuration)?;
+        }
         let becomes_owner = configuration.cold_start_policy() == ColdStartPolicy::Owner
             && current.cold_start_policy() != ColdStartPolicy::Owner;
         if becomes_owner && !found.content.has_recovery_recipient() {

@@ -3,26 +3,48 @@
 use std::net::{IpAddr, SocketAddr};
 
 use hearth_api::identity::NodeId;
-use hearth_api::names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK};
+use hearth_api::names::PORT_KUBERNETES;
+use hearth_api::ranges::{ClusterRanges, RangesError};
 use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
 use hearth_api::v1::{KubernetesConfiguration, Node, NodeState, NodeStatus};
 use hearth_host::pki::kubernetes::Certificate;
-use hearth_sys::cidr::Cidr;
 
 use super::Rejection;
 use crate::state::NodeRecord;
+
+/// Addresses that no node has for its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reserved {
+    /// Those of pods and services.
+    pub ranges: ClusterRanges,
+    /// The virtual address of the API servers.
+    pub shared: Option<IpAddr>,
+}
+
+impl Reserved {
+    /// Those of a cluster with these settings.
+    ///
+    /// # Errors
+    /// If a newer release has written the settings.
+    pub fn of(settings: &KubernetesConfiguration) -> Result<Self, RangesError> {
+        Ok(Self {
+            ranges: ClusterRanges::of(settings)?,
+            shared: settings.virtual_address(),
+        })
+    }
+}
 
 /// Which certificate a node gets. `node` and `status` are its records, `others` the nodes selected by
 /// [`reports`] for its address. A node reports its address itself, and with a server certificate for
 /// another node's address it could pose as that node, for example to the API servers when somebody
 /// executes a command in a pod. So addresses that another node has reported are refused, also if
-/// that node is not heard: it may have been silenced. So is the virtual address of the API servers, `shared`.
+/// that node is not heard: it may have been silenced. So are those that no node has for its own.
 pub fn worker(
     id: NodeId,
     purpose: Purpose,
     (node, status): (Option<&NodeRecord>, Option<&NodeStatus>),
     others: &[Node],
-    shared: Option<IpAddr>,
+    reserved: &Reserved,
 ) -> Result<Certificate<'static>, Rejection> {
     // A node that is being decommissioned loses this role first and stays UP.
     let is_worker = node
@@ -34,7 +56,7 @@ pub fn worker(
         Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
         Purpose::KubeletServer => {
             let address = status.and_then(address).ok_or(Rejection::NoAddress(id))?;
-            if let Some(whose) = belongs_to_others(id, address, others, shared) {
+            if let Some(whose) = belongs_to_others(id, address, others, reserved) {
                 return Err(Rejection::AddressOfOthers {
                     node: id,
                     address,
@@ -55,7 +77,8 @@ pub fn worker(
 
 /// Whether a node has reported this address, and is UP.
 pub fn reports(node: &Node, at: IpAddr) -> bool {
-    node.state() == NodeState::Up && node.status.as_ref().and_then(address) == Some(at)
+    let has = |status: &NodeStatus| [address(status), second_address(status)].contains(&Some(at));
+    node.state() == NodeState::Up && node.status.as_ref().is_some_and(has)
 }
 
 /// Whether a node runs an API server, or will.
@@ -89,23 +112,18 @@ fn belongs_to_others(
     id: NodeId,
     at: IpAddr,
     others: &[Node],
-    shared: Option<IpAddr>,
+    reserved: &Reserved,
 ) -> Option<String> {
-    let of = |network: &str| {
-        network
-            .parse()
-            .is_ok_and(|network: Cidr| network.contains(at))
-    };
     if at.is_loopback() {
         return Some("a loopback address".to_owned());
     }
-    if of(SERVICE_NETWORK) {
+    if reserved.ranges.has_service(at) {
         return Some("in the service network".to_owned());
     }
-    if of(POD_NETWORK) {
+    if reserved.ranges.has_pod(at) {
         return Some("in the pod network".to_owned());
     }
-    if shared == Some(at) {
+    if reserved.shared == Some(at) {
         return Some("the virtual address of the API servers".to_owned());
     }
     let mut others = others.iter().filter(|node| reports(node, at));
@@ -121,10 +139,16 @@ pub fn address(status: &NodeStatus) -> Option<IpAddr> {
     status.external_address.parse().ok()
 }
 
+/// The address of the other family that a node has reported.
+fn second_address(status: &NodeStatus) -> Option<IpAddr> {
+    status.second_address.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use hearth_api::identity::SigningKey;
     use hearth_api::private::StoredNode;
+    use hearth_api::testing::dual_stack;
     use hearth_api::v1::{NodeRoles, node_roles};
     use prost::Message as _;
 
@@ -154,7 +178,9 @@ mod tests {
     #[test]
     fn only_a_worker_that_is_up_gets_a_certificate() {
         let purpose = Purpose::KubeletClient;
-        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, (node, None), &[], None);
+        let decide = |node: Option<&NodeRecord>| {
+            worker(id(), purpose, (node, None), &[], &Reserved::default())
+        };
         let refused = Err(Rejection::NoWorker(id()));
         assert_eq!(decide(None), refused);
         for state in [
@@ -186,6 +212,7 @@ mod tests {
                 state: NodeState::Up.into(),
                 status: Some(NodeStatus {
                     external_address: address.into(),
+                    second_address: "2001:db8::6".into(),
                     ..Default::default()
                 }),
                 ..Default::default()
@@ -201,15 +228,23 @@ mod tests {
                 decommissioned,
             ];
             let purpose = Purpose::KubeletServer;
-            let shared = Some(IpAddr::from([192, 0, 2, 100]));
-            worker(id(), purpose, (Some(&up), status.as_ref()), &others, shared)
+            let settings = KubernetesConfiguration {
+                api_address: "192.0.2.100".into(),
+                ..dual_stack()
+            };
+            let reserved = Reserved::of(&settings).unwrap();
+            let holder = (Some(&up), status.as_ref());
+            worker(id(), purpose, holder, &others, &reserved)
         };
         for others in [
             "127.0.0.1",
             "::1",
             "10.224.0.1",
             "10.208.3.4",
+            "fd00:1::1",
+            "fd00:2::1",
             "192.0.2.6",
+            "2001:db8::6",
             "192.0.2.100",
         ] {
             assert!(

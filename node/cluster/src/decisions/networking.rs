@@ -7,7 +7,8 @@
 //!
 //! A node keeps its range as long as it has a record, even without the role: the addresses of its
 //! pods are in other nodes' connections and caches, and there are more ranges than nodes. The key
-//! can change at any time.
+//! can change at any time. The IPv6 range of a dual-stack cluster follows from the IPv4 range
+//! ([`PodRange::subnets`]).
 
 use hearth_api::identity::{MeshKey, NodeId};
 use hearth_consensus::fenced::{Condition, Write};

@@ -232,8 +232,8 @@ pub enum Rejection {
     MeshKeyTaken(NodeId),
     /// All pod ranges are assigned.
     #[error(
-        "all pod ranges are assigned: an operator has to delete nodes that are out of service \
-         first"
+        "all parts of kubernetes.pod_ranges are assigned to nodes: an operator has to delete nodes \
+         that are out of service first"
     )]
     NoPodRange,
     /// The node is not a consensus member, and not about to become one.

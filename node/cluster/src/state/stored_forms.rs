@@ -24,7 +24,7 @@ fn mesh_key() -> MeshKey {
 }
 
 fn range() -> PodRange {
-    PodRange::all().nth(3).unwrap()
+    "10.208.3.0/24".parse().unwrap()
 }
 
 /// A node with all fields set.
@@ -232,6 +232,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         }],
         recorded_settings: None,
         time: None,
+        second_address: String::new(),
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(
@@ -247,6 +248,18 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         ..status
     };
     let stored = stored_form!("etcd-status-recorded.pb", encode_status(status.clone()));
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        second_address: "2001:db8::7".into(),
+        ..status
+    };
+    let stored = stored_form!(
+        "etcd-status-second-address.pb",
+        encode_status(status.clone())
+    );
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

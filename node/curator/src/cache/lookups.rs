@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hearth_api::identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::settings;
 use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus};
 use hearth_cluster::decisions::Versioned;
@@ -110,9 +111,10 @@ impl Cache {
         self.lock().records.join_key_owner(key)
     }
 
-    /// What the records say about the pod range of node `id` and about this mesh key.
-    pub fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
-        self.lock().records.mesh(id, key)
+    /// What the records say about the pod range of node `id`, in a cluster with these ranges, and about
+    /// this mesh key.
+    pub fn mesh(&self, id: NodeId, key: &MeshKey, ranges: &ClusterRanges) -> Found {
+        self.lock().records.mesh(id, key, ranges)
     }
 
     /// The node that has this identity key.

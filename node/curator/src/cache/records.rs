@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use hearth_api::identity::{MeshKey, NodeId, PublicKey, Ticket};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{ClusterDirectory, NodeJoin, NodeState, NodeStatus, cluster_directory};
 use hearth_cluster::decisions::Versioned;
 use hearth_cluster::decisions::networking::Found;
@@ -305,12 +306,13 @@ impl Records {
         stored.filter_map(|(id, stored)| stored.record.is_some().then_some(*id))
     }
 
-    /// What the records say about the pod range of node `id` and about this mesh key.
-    pub(super) fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
+    /// What the records say about the pod range of node `id`, in a cluster with these ranges, and about
+    /// this mesh key.
+    pub(super) fn mesh(&self, id: NodeId, key: &MeshKey, ranges: &ClusterRanges) -> Found {
         let mut own = self.pod_ranges.iter().filter(|(_, at)| at.content == id);
         Found {
             own: own.next().map(|(range, at)| at.clone().map(|_| *range)),
-            free: PodRange::all().find(|range| !self.pod_ranges.contains_key(range)),
+            free: PodRange::all(ranges).find(|range| !self.pod_ranges.contains_key(range)),
             key_of: self.mesh_keys.get(key).cloned(),
         }
     }
@@ -424,7 +426,7 @@ mod tests {
         let status = state::encode_status(NodeStatus::default());
         let joins = state::encode_joins(vec![NodeJoin::default()]);
         let owner = || id().to_string().into_bytes();
-        let range = state::pod_range_key(PodRange::all().nth(3).unwrap());
+        let range = state::pod_range_key("10.208.3.0/24".parse().unwrap());
         let mesh_key = state::mesh_key_key(&MeshSecret::generate().public());
         let unfollowed = Applied::Unfollowed;
         vec![

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use hearth_api::identity::{NodeId, PublicKey};
-use hearth_api::names::{LONGEST_CONDITION, pods};
+use hearth_api::names::LONGEST_CONDITION;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::server::Caller;
 use hearth_api::tls::PeerCertificate;
@@ -90,7 +91,7 @@ impl Curator for Service {
             )));
         }
         let status = status.ok_or_else(|| Status::invalid_argument("status is required"))?;
-        let status = check_status(status, remote)?;
+        let status = check_status(status, remote, &self.core.reserved()?.ranges)?;
         self.store_status(caller, status).await?;
         Ok(Response::new(UpdateNodeStatusResponse {}))
     }
@@ -315,6 +316,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         conditions,
         recorded_settings,
         time,
+        second_address,
     } = known;
     *external_address == new.external_address
         && *curator_port == new.curator_port
@@ -326,36 +328,49 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         && *conditions == new.conditions
         && *recorded_settings == new.recorded_settings
         && *time == new.time
+        && *second_address == new.second_address
 }
 
 /// Whether other nodes may be told to send packets to this address, as one of a node that has called
 /// from `remote`.
-fn is_reachable(address: IpAddr, remote: IpAddr) -> bool {
+fn is_reachable(address: IpAddr, remote: IpAddr, ranges: &ClusterRanges) -> bool {
     let special = match address {
-        IpAddr::V4(v4) => {
-            v4.is_broadcast() || pods::NETWORK.contains(v4) || pods::SERVICE_NETWORK.contains(v4)
-        }
+        IpAddr::V4(v4) => v4.is_broadcast(),
         // Useless without the name of a link.
         IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
     };
     // All nodes of a cluster may run on one machine.
     let local = address.is_loopback() && !remote.to_canonical().is_loopback();
-    !(address.is_unspecified() || address.is_multicast() || special || local)
+    let of_pods = ranges.contains(address);
+    !(address.is_unspecified() || address.is_multicast() || special || local || of_pods)
 }
 
-/// Validates a status from a node that has called from `remote`.
-fn check_status(status: NodeStatus, remote: IpAddr) -> Result<NodeStatus, Status> {
+/// Validates a status from a node that has called from `remote`, in a cluster with these ranges of pods and
+/// services.
+fn check_status(
+    status: NodeStatus,
+    remote: IpAddr,
+    ranges: &ClusterRanges,
+) -> Result<NodeStatus, Status> {
     let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
     // Stored in its canonical form, so that it can be compared.
     let address: IpAddr = status
         .external_address
         .parse()
         .ok()
-        .filter(|address| is_reachable(*address, remote))
+        .filter(|address| is_reachable(*address, remote, ranges))
         .ok_or_else(|| {
             wrong(
                 "external_address",
                 "expected the IPv4 or IPv6 address, without a port, at which others reach the node",
+            )
+        })?;
+    let second = second_address(&status.second_address, address)
+        .filter(|second| second.is_none_or(|second| is_reachable(second, remote, ranges)))
+        .ok_or_else(|| {
+            wrong(
+                "second_address",
+                "expected no text, or an address like external_address of the other family",
             )
         })?;
     if status.curator_port > u32::from(u16::MAX) {
@@ -380,8 +395,19 @@ fn check_status(status: NodeStatus, remote: IpAddr) -> Result<NodeStatus, Status
     check_time(status.time.as_ref())?;
     Ok(NodeStatus {
         external_address: address.to_string(),
+        second_address: second.map(|second| second.to_string()).unwrap_or_default(),
         ..status
     })
+}
+
+/// The second address that a text states, which may be none; `None` if it is not of the other family than
+/// the first one.
+fn second_address(text: &str, first: IpAddr) -> Option<Option<IpAddr>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let second: IpAddr = text.parse().ok()?;
+    (second.is_ipv4() != first.is_ipv4()).then_some(Some(second))
 }
 
 /// Validates what a node has recorded, which is shown to operators.
@@ -477,12 +503,17 @@ fn is_camel_case(name: &str) -> bool {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use hearth_api::testing::dual_stack_ranges;
     use proptest::prelude::*;
 
     use super::*;
 
     /// The address of a caller.
     const REMOTE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+    fn check_status(status: NodeStatus, remote: IpAddr) -> Result<NodeStatus, Status> {
+        super::check_status(status, remote, &ClusterRanges::DEFAULT)
+    }
 
     fn status() -> NodeStatus {
         NodeStatus {
@@ -497,6 +528,7 @@ mod tests {
             conditions: Vec::new(),
             recorded_settings: None,
             time: None,
+            second_address: String::new(),
         }
     }
 
@@ -662,6 +694,26 @@ mod tests {
     }
 
     #[test]
+    fn a_second_address_is_one_of_the_other_family() {
+        let with = |second: &str| NodeStatus {
+            second_address: second.into(),
+            ..status()
+        };
+        for good in ["", "2001:db8::7", "fd00::1"] {
+            let checked = check_status(with(good), REMOTE).unwrap();
+            assert_eq!(checked.second_address, good);
+        }
+        for wrong in ["192.0.2.9", "x", "::1", "fe80::1", "ff02::1", "::"] {
+            let error = check_status(with(wrong), REMOTE).unwrap_err();
+            assert!(error.message().contains("second_address"), "{error}");
+        }
+        let ranges = dual_stack_ranges();
+        for pods in ["fd00:1::1", "fd00:2::1"] {
+            assert!(super::check_status(with(pods), REMOTE, &ranges).is_err());
+        }
+    }
+
+    #[test]
     fn each_wrong_field_is_named() {
         let wrong = [
             (
@@ -733,7 +785,7 @@ mod tests {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
-                recorded_settings: None, time: None,
+                recorded_settings: None, time: None, second_address: String::new(),
             }, REMOTE);
         }
     }

@@ -42,13 +42,8 @@ pub(super) async fn worker_certificate(
     let others = core
         .cache
         .nodes(|node| address.is_some_and(|address| kubernetes::reports(node, address)));
-    let configuration = core.cluster()?.content.configuration;
-    let shared = configuration
-        .kubernetes
-        .unwrap_or_default()
-        .virtual_address();
     let holder = (node.as_ref(), status.as_ref());
-    let what = kubernetes::worker(id, purpose, holder, &others, shared)?;
+    let what = kubernetes::worker(id, purpose, holder, &others, &core.reserved()?)?;
     let (certificate, ca_certificate) = issue(core, &what, key).await?;
     tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued Kubernetes certificate");
     Ok(IssueCertificateResponse {

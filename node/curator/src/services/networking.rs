@@ -42,7 +42,7 @@ pub(super) async fn update(
         Ok(networking::decide(
             key,
             &node,
-            core.cache.mesh(caller, &key),
+            core.cache.mesh(caller, &key, &core.reserved()?.ranges),
         )?)
     };
     let (networking, revision) = core.write_with_retry(decide).await?;

@@ -41,6 +41,7 @@ fn status(address: &str) -> NodeStatus {
         conditions: Vec::new(),
         recorded_settings: None,
         time: None,
+        second_address: String::new(),
     }
 }
 

@@ -191,6 +191,8 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
         pod_network: PodNetwork::BuiltIn.into(),
         audit_level: AuditLevel::Metadata.into(),
         secrets_key_generation: 1,
+        pod_ranges: vec!["10.208.0.0/12".into()],
+        service_ranges: vec!["10.224.0.0/16".into()],
         ..wanted
     };
     assert_eq!(bootstrap.seed.configuration.kubernetes, Some(expected));
@@ -199,6 +201,19 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
     let refused = refusal(&founding(message));
     let field = "initial_cluster_configuration.kubernetes.synchronized_labels[1]: expected";
     assert!(refused.contains(field), "{refused}");
+}
+
+#[test]
+fn a_cluster_of_ipv6_alone_is_refused_with_the_reason() {
+    let message = configured(|c| {
+        let kubernetes = c.kubernetes.get_or_insert_default();
+        kubernetes.pod_ranges = vec!["fd00:1::/48".into()];
+        kubernetes.service_ranges = vec!["fd00:2::/112".into()];
+    });
+    let refused = refusal(&founding(message));
+    let reason = "initial_cluster_configuration.kubernetes.pod_ranges: expected an IPv4 range, \
+                  besides one of IPv6 (IPv6 alone is not supported: ";
+    assert!(refused.contains(reason), "{refused}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ macro_rules! objects {
         }
     )+};
 }
-objects!(Node, Volume, Claim, Service, Endpoints);
+objects!(Node, Volume, Claim, Service, EndpointSlice);
 
 impl Kept for Node {
     fn bytes(&self) -> usize {
@@ -215,13 +215,16 @@ pub struct ServiceSpec {
     /// Its address; the text `None` for a headless service; empty before it is allocated.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: String,
+    /// Its addresses, of each of its families; the first one is the same.
+    #[serde(rename = "clusterIPs")]
+    pub cluster_ips: Vec<String>,
     /// The external name that it is an alias of, for type `ExternalName`.
     pub external_name: String,
     /// The ports that it exposes.
     pub ports: Vec<Port>,
 }
 
-/// A port of a service or of its endpoints.
+/// A port of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Port {
@@ -233,34 +236,51 @@ pub struct Port {
     pub port: i32,
 }
 
-/// The `Endpoints` of a service.
+/// Some of the endpoints of a service, of one address family. Lists that are empty may be `null`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Endpoints {
-    /// The object's metadata.
+pub struct EndpointSlice {
+    /// The object's metadata; the label [`SERVICE_NAME`] names the service.
     pub metadata: Metadata,
-    /// One subset for each set of ports.
-    pub subsets: Vec<Subset>,
+    /// The endpoints.
+    pub endpoints: Option<Vec<Endpoint>>,
+    /// The ports that all of them serve.
+    pub ports: Option<Vec<EndpointPort>>,
 }
 
-/// Endpoints with the same ports.
+/// The label of an `EndpointSlice` with the name of its service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// An endpoint, which is usually a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Subset {
-    /// Addresses of the pods that are ready.
-    pub addresses: Vec<Address>,
-    /// The ports that they serve.
-    pub ports: Vec<Port>,
+pub struct Endpoint {
+    /// IP addresses as text, of which the first one counts.
+    pub addresses: Vec<String>,
+    /// Whether it serves.
+    pub conditions: EndpointConditions,
+    /// Hostname within the service, if it has one.
+    pub hostname: Option<String>,
 }
 
-/// The address of an endpoint.
+/// The conditions of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Address {
-    /// IP address as text.
-    pub ip: String,
-    /// Hostname within the service; empty if it has none.
-    pub hostname: String,
+pub struct EndpointConditions {
+    /// It is ready, unless this is `false`.
+    pub ready: Option<bool>,
+}
+
+/// A port of endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct EndpointPort {
+    /// May be empty if there is only one port.
+    pub name: Option<String>,
+    /// Missing means `TCP`.
+    pub protocol: Option<String>,
+    /// Port number; missing means all ports.
+    pub port: Option<i32>,
 }
 
 /// A `Lease`, for leader election.

@@ -57,6 +57,8 @@ pub const PODS: Kind = Kind::core("Pod", "pods");
 pub const SERVICES: Kind = Kind::core("Service", "services");
 /// `Endpoints`.
 pub const ENDPOINTS: Kind = Kind::core("Endpoints", "endpoints");
+/// `EndpointSlice`.
+pub const ENDPOINT_SLICES: Kind = Kind::of("discovery.k8s.io", "EndpointSlice", "endpointslices");
 /// `PersistentVolume`.
 pub const VOLUMES: Kind = Kind::core("PersistentVolume", "persistentvolumes");
 /// `PersistentVolumeClaim`.

@@ -10,6 +10,7 @@
 
 use std::net::Ipv4Addr;
 
+use hearth_api::ranges::ClusterRanges;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
@@ -240,9 +241,9 @@ pub fn plain(name: &Name) -> String {
     text
 }
 
-/// Looks up a question in the zone. Without a zone, that is before services and endpoints have been
+/// Looks up a question in the zone of a cluster with these ranges. Without a zone, that is before services and endpoints have been
 /// listed once, names of the cluster get SERVFAIL, because NXDOMAIN would be cached.
-pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
+pub fn look_up(zone: Option<&Zone>, ranges: &ClusterRanges, query: &Query) -> Local {
     let mut answers = Vec::new();
     let mut name = query.name().clone();
     for _ in 0..MAX_ALIASES {
@@ -252,7 +253,7 @@ pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
             answers.append(&mut reply.answers);
             return Local::Reply(Reply { answers, ..reply });
         }
-        if !zone::is_ours(&text) {
+        if !zone::is_ours(&text, ranges) {
             return if answers.is_empty() {
                 Local::Foreign
             } else {

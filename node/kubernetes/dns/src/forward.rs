@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_api::names::pods;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::shares::Shares;
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{RData, Record, RecordType};
@@ -29,7 +29,6 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout};
 
 use super::answer::{self, DATAGRAM_BYTES, Reply};
-use super::zone;
 
 /// Timeout for one name server.
 const SERVER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
@@ -79,6 +78,7 @@ pub enum ForwardError {
 pub struct Forwarder {
     resolv_conf: PathBuf,
     port: u16,
+    ranges: ClusterRanges,
     open: Arc<Shares<IpAddr>>,
     /// Index of the server that responded last, modulo the number of servers.
     preferred: AtomicUsize,
@@ -99,16 +99,17 @@ pub struct Asked {
 
 impl Forwarder {
     /// `resolv_conf` lists the name servers. It is read for each query, because it changes with the
-    /// DHCP lease.
-    pub fn new(resolv_conf: PathBuf) -> Self {
-        Self::at_port(resolv_conf, PORT)
+    /// DHCP lease. `ranges` are the addresses of pods and services.
+    pub fn new(resolv_conf: PathBuf, ranges: ClusterRanges) -> Self {
+        Self::at_port(resolv_conf, PORT, ranges)
     }
 
     /// The same for name servers at another port.
-    pub fn at_port(resolv_conf: PathBuf, port: u16) -> Self {
+    pub fn at_port(resolv_conf: PathBuf, port: u16, ranges: ClusterRanges) -> Self {
         Self {
             resolv_conf,
             port,
+            ranges,
             open: Shares::new(MAX_OPEN_QUESTIONS, MAX_OPEN_QUESTIONS_OF_ONE),
             preferred: AtomicUsize::new(0),
             cache: Mutex::new(Cache::default()),
@@ -210,7 +211,7 @@ impl Forwarder {
             // It does not exist before the network is configured.
             Err(_) => String::new(),
         };
-        let servers = name_servers(&text).into_iter();
+        let servers = name_servers(&text, &self.ranges).into_iter();
         servers.map(|ip| SocketAddr::new(ip, self.port)).collect()
     }
 }
@@ -223,11 +224,8 @@ fn is_failure(message: &Message) -> bool {
 }
 
 /// The name servers in a `resolv.conf`, without this server: it would forward to itself forever.
-fn name_servers(text: &str) -> Vec<IpAddr> {
-    let own = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => zone::is_pod(*ip) || *ip == pods::DNS_SERVICE,
-        IpAddr::V6(_) => false,
-    };
+fn name_servers(text: &str, ranges: &ClusterRanges) -> Vec<IpAddr> {
+    let own = |ip: &IpAddr| ranges.has_pod(*ip) || *ip == ranges.dns_service();
     let words = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
         (words.next()? == "nameserver").then(|| words.next())?
@@ -441,7 +439,7 @@ mod tests {
     fn name_servers_are_those_of_others() {
         let text = "search x\nnameserver 10.0.2.3\n nameserver fd00::1 # x\nnameserver\n\
             nameserver 10.208.3.1\nnameserver 10.224.0.10\nnameserver x\n";
-        let servers = name_servers(text);
+        let servers = name_servers(text, &ClusterRanges::DEFAULT);
         let wanted: [IpAddr; 2] = ["10.0.2.3".parse().unwrap(), "fd00::1".parse().unwrap()];
         assert_eq!(servers, wanted);
     }

@@ -2,7 +2,7 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | [`zone`] | services and endpoints as DNS records; immutable |
+//! | [`zone`] | services and endpoints as DNS records, of both address families; immutable |
 //! | [`watch`] | watches services and endpoints, and builds a new zone when they change |
 //! | [`answer`] | parses queries and encodes responses; pure functions |
 //! | [`forward`] | forwards queries for other domains to the node's name servers |
@@ -40,6 +40,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::ranges::ClusterRanges;
 use hearth_base::event::{self, Value};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::handover::PodNetwork;
@@ -60,8 +61,8 @@ pub struct Dns {
     /// Port to serve at: [`PORT`].
     pub port: u16,
     /// Decides whether a client address is answered: [`serve::pods`].
-    pub admits: fn(IpAddr) -> bool,
-    /// The pod network; it serves at its gateway.
+    pub admits: fn(&ClusterRanges, IpAddr) -> bool,
+    /// The pod network; it serves at its IPv4 gateway, for both families.
     pub pod_network: Value<Option<PodNetwork>>,
     /// A client of the API servers with the node's certificate.
     pub client: Value<Client>,
@@ -77,9 +78,7 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
         network = networks.some() => network?,
         () = ctx.cancelled() => return Ok(()),
     };
-    let IpAddr::V4(gateway) = network.gateway else {
-        return Err(Failure::msg("pod network: expected an IPv4 gateway"));
-    };
+    let (ranges, gateway) = (network.ranges, network.subnets.gateway());
     let (writer, zone) = event::value();
     let (writer, client) = (Arc::new(writer), dns.client.clone());
     ctx.run("watch", move |ctx| {
@@ -93,7 +92,7 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
             };
             loop {
                 client = tokio::select! {
-                    outcome = watch::follow(client, gateway, &writer, &watching) => return outcome,
+                    outcome = watch::follow(client, (ranges, gateway), &writer, &watching) => return outcome,
                     // With a newer certificate.
                     newer = clients.next() => newer?,
                     () = ctx.cancelled() => return Ok(()),
@@ -103,17 +102,18 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
     })?;
     let server = Arc::new(Server {
         zone,
-        forwarder: Arc::new(Forwarder::new(dns.resolv_conf.clone())),
+        forwarder: Arc::new(Forwarder::new(dns.resolv_conf.clone(), ranges)),
+        ranges,
         admits: dns.admits,
     });
-    let at = SocketAddr::new(network.gateway, dns.port);
+    let at = SocketAddr::from((gateway, dns.port));
     let (socket, listener) = serve::bind(at).await?;
     tracing::info!(%at, "DNS listening");
     ctx.healthy();
     tokio::select! {
         outcome = serve::datagrams(&server, socket) => outcome?,
         outcome = serve::streams(server.clone(), listener) => outcome?,
-        moved = networks.wait_for(|now| now.is_none_or(|now| now.gateway != network.gateway)) => {
+        moved = networks.wait_for(|now| *now != Some(network)) => {
             moved?;
             return Err(Failure::msg("the pod network has changed"));
         }

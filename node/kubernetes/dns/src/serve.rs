@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::shares::Shares;
 use hearth_base::event::Value;
 use hickory_proto::op::ResponseCode;
@@ -21,7 +22,7 @@ use tokio::time::timeout;
 
 use super::answer::{self, Local, Question, Received, Reply, Transport};
 use super::forward::{Asked, ForwardError, Forwarder, follow};
-use super::zone::{self, Zone};
+use super::zone::Zone;
 
 /// Maximum number of open streams, and of those of one client.
 const MAX_STREAMS: usize = 256;
@@ -37,13 +38,15 @@ pub struct Server {
     pub zone: Value<Arc<Zone>>,
     /// Forwards queries for other domains.
     pub forwarder: Arc<Forwarder>,
+    /// The addresses of pods and services.
+    pub ranges: ClusterRanges,
     /// Decides whether a client address is answered.
-    pub admits: fn(IpAddr) -> bool,
+    pub admits: fn(&ClusterRanges, IpAddr) -> bool,
 }
 
 /// Admits the addresses of the pod networks: pods and nodes.
-pub fn pods(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if zone::is_pod(address))
+pub fn pods(ranges: &ClusterRanges, address: IpAddr) -> bool {
+    ranges.has_pod(address)
 }
 
 /// What to do with a received message: ignore it, send a response, or forward a query.
@@ -61,7 +64,8 @@ impl Server {
             Received::Question(question) => question,
         };
         let zone = self.zone.get();
-        let (before, query) = match answer::look_up(zone.as_deref(), &question.query) {
+        let (before, query) = match answer::look_up(zone.as_deref(), &self.ranges, &question.query)
+        {
             Local::Reply(reply) => return Next::Say(question.encode(&reply)),
             Local::Foreign if !question.recursion_desired() => {
                 let reply = Reply::bare(ResponseCode::Refused);
@@ -121,7 +125,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
             Err(error) if is_of_one(&error) => continue,
             Err(error) => return Err(error),
         };
-        if !(server.admits)(from.ip()) {
+        if !(server.admits)(&server.ranges, from.ip()) {
             continue;
         }
         match server.consider(&buffer[..size], Transport::Udp) {
@@ -156,7 +160,7 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
             Err(error) if is_of_one(&error) => continue,
             Err(error) => return Err(error),
         };
-        if (server.admits)(from.ip()) {
+        if (server.admits)(&server.ranges, from.ip()) {
             let server = server.clone();
             let place = places.take(from.ip());
             open.spawn(async move {

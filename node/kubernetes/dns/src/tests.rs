@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use hearth_api::ranges::ClusterRanges;
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::within_timeout;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
@@ -17,14 +18,15 @@ use tokio::task::JoinSet;
 use super::answer::{self, Received, Transport};
 use super::forward::Forwarder;
 use super::serve::{self, Server};
-use super::zone::{Endpoint, Port, Service, Target, Zone};
+use super::zone::{Endpoint, Port, Service, Slice, Target, Zone};
 
+const RANGES: ClusterRanges = ClusterRanges::DEFAULT;
 const HOME: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Endpoints of the large service: too many for a datagram.
 const MANY: u8 = 120;
 
 fn zone(server: Ipv4Addr) -> Zone {
-    let (mut services, mut endpoints) = (BTreeMap::new(), BTreeMap::new());
+    let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
     let mut service = |name: &str, target| {
         let ports = vec![Port {
             name: "http".into(),
@@ -34,7 +36,7 @@ fn zone(server: Ipv4Addr) -> Zone {
         let key = ("default".to_owned(), name.to_owned());
         services.insert(key, Service { target, ports });
     };
-    service("web", Target::Address([10, 224, 0, 7].into()));
+    service("web", Target::Addresses(vec![[10, 224, 0, 7].into()]));
     service("large", Target::Headless);
     service("away", Target::Elsewhere("www.example.com".into()));
     service(
@@ -49,9 +51,12 @@ fn zone(server: Ipv4Addr) -> Zone {
         hostname: None,
         ports: Vec::new(),
     });
-    let key = ("default".to_owned(), "large".to_owned());
-    endpoints.insert(key, pods.collect());
-    Zone::new(&services, &endpoints, server)
+    let slice = Slice {
+        service: "large".to_owned(),
+        endpoints: pods.collect(),
+    };
+    slices.insert(("default".to_owned(), "large-x".to_owned()), slice);
+    Zone::new(&services, &slices, RANGES, server)
 }
 
 /// A server on this machine.
@@ -77,8 +82,9 @@ impl Served {
         let (zone, value) = event::value();
         let server = Arc::new(Server {
             zone: value,
-            forwarder: Arc::new(Forwarder::at_port(path, port)),
-            admits: |_| true,
+            forwarder: Arc::new(Forwarder::at_port(path, port, RANGES)),
+            ranges: RANGES,
+            admits: |_, _| true,
         });
         let (socket, listener) = loop {
             let socket = UdpSocket::bind((HOME, 0)).await.unwrap();
@@ -361,7 +367,8 @@ async fn strangers_get_nothing() {
     let (_zone, value) = event::value();
     let server = Server {
         zone: value,
-        forwarder: Arc::new(Forwarder::new("/nonexistent".into())),
+        forwarder: Arc::new(Forwarder::new("/nonexistent".into(), RANGES)),
+        ranges: RANGES,
         admits: serve::pods,
     };
     let socket = UdpSocket::bind((HOME, 0)).await.unwrap();
@@ -404,7 +411,7 @@ fn digest(bytes: &[u8]) {
                 assert!(answer[2] & 0x80 != 0, "an answer is not a query");
             }
             Received::Question(question) => {
-                let local = answer::look_up(Some(&*ZONE), &question.query);
+                let local = answer::look_up(Some(&*ZONE), &RANGES, &question.query);
                 if let answer::Local::Reply(reply) = local {
                     let encoded = question.encode(&reply);
                     let answer = Message::from_vec(&encoded).unwrap();
@@ -500,7 +507,7 @@ proptest! {
     fn any_name_of_ours_has_an_answer_that_is_ours(name in "([a-z0-9_-]{1,12}\\.){0,6}cluster\\.local") {
         let Ok(name) = Name::from_ascii(&name) else { return Ok(()) };
         for kind in [RecordType::A, RecordType::SRV, RecordType::ANY, RecordType::PTR] {
-            let local = answer::look_up(Some(&*ZONE), &Query::query(name.clone(), kind));
+            let local = answer::look_up(Some(&*ZONE), &RANGES, &Query::query(name.clone(), kind));
             prop_assert!(!matches!(local, answer::Local::Foreign));
         }
     }

@@ -1,8 +1,9 @@
 //! What one node enforces, as it is stored and checked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
+use hearth_sys::cidr::Cidr;
 use serde::{Deserialize, Serialize};
 
 use super::objects::Protocol;
@@ -34,12 +35,12 @@ pub enum NodePolicyError {
 pub struct NodePolicy {
     /// Whether the cluster has any policy. Without one everything is permitted.
     pub enforced: bool,
-    /// The node's pods; others on the node have no network.
-    pub pods: BTreeMap<Ipv4Addr, Isolation>,
+    /// The node's pods, by each of their addresses; others on the node have no network.
+    pub pods: BTreeMap<IpAddr, Isolation>,
     /// Permitted connections; what no rule permits is refused.
     pub chains: Vec<Vec<Rule>>,
     /// Addresses of pods.
-    pub sets: Vec<BTreeSet<Ipv4Addr>>,
+    pub sets: Vec<BTreeSet<IpAddr>>,
 }
 
 /// The index of a pod's chain in each direction; `None` if it is not isolated.
@@ -88,13 +89,10 @@ pub struct Block {
     pub except: Vec<Network>,
 }
 
-/// An IPv4 network.
+/// A network of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "(Ipv4Addr, u8)", into = "(Ipv4Addr, u8)")]
-pub struct Network {
-    address: Ipv4Addr,
-    prefix: u8,
-}
+#[serde(try_from = "(IpAddr, u8)", into = "(IpAddr, u8)")]
+pub struct Network(Cidr);
 
 /// Ranges of ports of a protocol, in order and apart from each other. All ports are one range.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,58 +105,47 @@ pub struct Ports {
 }
 
 impl Network {
-    /// `None` for IPv6, which pods do not have.
-    pub fn of(cidr: hearth_sys::cidr::Cidr) -> Option<Self> {
-        match cidr.address() {
-            std::net::IpAddr::V4(address) => Some(Self {
-                address,
-                prefix: cidr.prefix(),
-            }),
-            std::net::IpAddr::V6(_) => None,
-        }
-    }
-
-    fn mask(self) -> u32 {
-        u32::MAX
-            .checked_shl(32 - u32::from(self.prefix))
-            .unwrap_or(0)
-    }
-
     /// Whether the address is in it.
-    pub fn contains(self, address: Ipv4Addr) -> bool {
-        (u32::from(self.address) ^ u32::from(address)) & self.mask() == 0
+    pub fn contains(self, address: IpAddr) -> bool {
+        self.0.contains(address)
+    }
+
+    /// Whether it is of IPv4.
+    pub fn is_ipv4(self) -> bool {
+        self.0.address().is_ipv4()
+    }
+}
+
+impl From<Cidr> for Network {
+    fn from(cidr: Cidr) -> Self {
+        Self(cidr.network())
     }
 }
 
 impl std::fmt::Display for Network {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let first = Ipv4Addr::from(u32::from(self.address) & self.mask());
-        write!(f, "{first}/{}", self.prefix)
+        self.0.fmt(f)
     }
 }
 
-impl TryFrom<(Ipv4Addr, u8)> for Network {
+impl TryFrom<(IpAddr, u8)> for Network {
     type Error = String;
 
-    fn try_from((address, prefix): (Ipv4Addr, u8)) -> Result<Self, String> {
-        match prefix {
-            0..=32 => Ok(Self { address, prefix }),
-            _ => Err(format!(
-                "expected a prefix of at most 32 bits, got {prefix}"
-            )),
-        }
+    fn try_from((address, prefix): (IpAddr, u8)) -> Result<Self, String> {
+        let cidr = Cidr::new(address, prefix).map_err(|error| error.to_string())?;
+        Ok(cidr.into())
     }
 }
 
-impl From<Network> for (Ipv4Addr, u8) {
-    fn from(network: Network) -> Self {
-        (network.address, network.prefix)
+impl From<Network> for (IpAddr, u8) {
+    fn from(Network(cidr): Network) -> Self {
+        (cidr.address(), cidr.prefix())
     }
 }
 
 impl Block {
     /// Whether the address is in it.
-    pub fn contains(&self, address: Ipv4Addr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         self.network.contains(address) && !self.except.iter().any(|it| it.contains(address))
     }
 }

@@ -3,7 +3,7 @@
 //! The API server has validated the objects. What it would not have let pass, such as an operator that
 //! is unknown here, is an error of the watch: ignoring it could permit more than was meant.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use hearth_api::identity::NodeId;
 use hearth_kubernetes_api::fields::Metadata;
@@ -65,15 +65,23 @@ struct PodStatus {
     phase: String,
     #[serde(rename = "podIP")]
     pod_ip: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
 }
 
-/// A pod with an address of its own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
+}
+
+/// A pod with addresses of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Where it runs.
     pub node: NodeId,
-    /// Its address.
-    pub address: Ipv4Addr,
+    /// Its addresses, at least one; of each family one at most.
+    pub addresses: Vec<IpAddr>,
     /// Its labels.
     pub labels: Labels,
     /// Its ports that have names.
@@ -103,6 +111,16 @@ impl Pod {
         if ended || spec.host_network {
             return None;
         }
+        let addresses = status.pod_ips.into_iter().map(|it| it.ip);
+        let mut addresses: Vec<IpAddr> = (addresses.chain([status.pod_ip]))
+            .filter_map(|text| text.parse().ok())
+            .collect();
+        // Both fields have the first one.
+        addresses.sort_unstable();
+        addresses.dedup();
+        if addresses.is_empty() {
+            return None;
+        }
         let containers = spec.containers.into_iter().chain(spec.init_containers);
         let named = |port: ContainerPort| {
             Some(NamedPort {
@@ -113,7 +131,7 @@ impl Pod {
         };
         Some(Self {
             node: spec.node_name.parse().ok()?,
-            address: status.pod_ip.parse().ok()?,
+            addresses,
             labels: metadata.labels,
             ports: containers
                 .flat_map(|it| it.ports)
@@ -285,7 +303,8 @@ hearth_kubernetes_api::objects!(PodObject, NamespaceObject, PolicyObject);
 impl Kept for Pod {
     fn bytes(&self) -> usize {
         let ports = self.ports.iter().map(|port| 48 + port.name.len());
-        size_of::<Self>() + self.labels.bytes() + ports.sum::<usize>()
+        let addresses = size_of_val(&self.addresses[..]);
+        size_of::<Self>() + addresses + self.labels.bytes() + ports.sum::<usize>()
     }
 }
 

@@ -1,10 +1,11 @@
 //! From all objects of a cluster to what each node enforces.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use hearth_api::identity::NodeId;
 use hearth_kubernetes_api::store::Key;
+use hearth_sys::cidr::Cidr;
 
 use super::node::{Block, Isolation, Network, NodePolicy, Peers, Ports, Rule};
 use super::objects::{
@@ -22,36 +23,43 @@ pub struct Objects<'a> {
     pub policies: &'a BTreeMap<Key, Policy>,
 }
 
-/// What each of these nodes enforces. A pod counts only if its address is in the network of its node:
-/// a node could report the address of another one's pod for one of its own.
+/// What each of these nodes, whose pods have addresses of these networks, enforces. An address of a pod counts
+/// only if it is in a network of its node: a node could report the address of another one's pod for one
+/// of its own.
 pub fn plan(
     objects: Objects<'_>,
-    nodes: &BTreeMap<NodeId, Network>,
+    nodes: &BTreeMap<NodeId, Vec<Cidr>>,
 ) -> BTreeMap<NodeId, NodePolicy> {
     let open = || (nodes.keys().copied()).map(|node| (node, NodePolicy::default()));
     if objects.policies.is_empty() {
         return open().collect();
     }
-    let is_there = |pod: &Pod| {
-        let network = nodes.get(&pod.node);
-        network.is_some_and(|network| network.contains(pod.address))
+    let placed = |((namespace, _), pod): (&Key, &Pod)| {
+        let networks = nodes.get(&pod.node)?;
+        let is_own = |address: &&IpAddr| networks.iter().any(|it| it.contains(**address));
+        let addresses: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
+        let pod = Pod {
+            addresses,
+            ..pod.clone()
+        };
+        Some((namespace.clone(), pod)).filter(|(_, pod)| !pod.addresses.is_empty())
     };
-    let pods = objects.pods.iter().filter(|(_, pod)| is_there(pod));
+    let pods: Vec<(String, Pod)> = objects.pods.iter().filter_map(placed).collect();
+    let mut networks = nodes.values().flatten();
     let mut planner = Planner {
         objects,
-        pods: pods
-            .map(|((namespace, _), pod)| (&namespace[..], pod))
-            .collect(),
+        pods: &pods,
+        has_ipv6: networks.any(|network| network.address().is_ipv6()),
         chains: BTreeMap::new(),
     };
     let mut all: BTreeMap<NodeId, Draft> = (nodes.keys().copied())
         .map(|node| (node, Draft::default()))
         .collect();
-    for (namespace, pod) in planner.pods.clone() {
+    for (namespace, pod) in &pods {
         let ingress = planner.chain(Direction::Ingress, namespace, pod);
         let egress = planner.chain(Direction::Egress, namespace, pod);
         if let Some(draft) = all.get_mut(&pod.node) {
-            draft.add(pod.address, ingress, egress);
+            draft.add(&pod.addresses, ingress, egress);
         }
     }
     let all = all.into_iter().map(|(node, draft)| (node, draft.policy));
@@ -64,7 +72,7 @@ type Planned = (PlannedPeers, Option<Ports>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PlannedPeers {
     Any,
-    Pods(BTreeSet<Ipv4Addr>),
+    Pods(BTreeSet<IpAddr>),
     Block(Block),
 }
 
@@ -74,8 +82,10 @@ type Cause = (Direction, Vec<usize>, Vec<(String, Protocol, u16)>);
 
 struct Planner<'a> {
     objects: Objects<'a>,
-    /// Namespace and pod.
-    pods: Vec<(&'a str, &'a Pod)>,
+    /// Namespace and pod, with the addresses that count.
+    pods: &'a [(String, Pod)],
+    /// Whether pods can have addresses of IPv6.
+    has_ipv6: bool,
     /// Many pods have the same rules.
     chains: BTreeMap<Cause, Vec<Planned>>,
 }
@@ -137,17 +147,14 @@ impl Planner<'_> {
         for peer in peers {
             match &peer.ip_block {
                 Some(block) => {
-                    // One of IPv6 has no pod in it.
-                    let network = Network::of(block.cidr);
-                    let except = block
-                        .except
-                        .iter()
-                        .copied()
-                        .filter_map(Network::of)
-                        .collect();
-                    all.extend(
-                        network.map(|network| PlannedPeers::Block(Block { network, except })),
-                    );
+                    let network = Network::from(block.cidr);
+                    // Pods without an address of a family connect to nobody of it.
+                    if network.is_ipv4() || self.has_ipv6 {
+                        let except = block.except.iter().copied().map(Network::from);
+                        let except = except.filter(|it| it.is_ipv4() == network.is_ipv4());
+                        let except = except.collect();
+                        all.push(PlannedPeers::Block(Block { network, except }));
+                    }
                 }
                 None => pods.extend(self.selected(namespace, peer)),
             }
@@ -159,14 +166,14 @@ impl Planner<'_> {
     }
 
     /// The addresses of the pods that a peer without a block selects.
-    fn selected(&self, own: &str, peer: &PeerRule) -> BTreeSet<Ipv4Addr> {
+    fn selected(&self, own: &str, peer: &PeerRule) -> BTreeSet<IpAddr> {
         let nobody = peer.pod_selector.is_none() && peer.namespace_selector.is_none();
         let namespaces = &self.objects.namespaces;
-        let matches = |(namespace, pod): &&(&str, &Pod)| {
+        let matches = |(namespace, pod): &&(String, Pod)| {
             let in_namespace = match &peer.namespace_selector {
-                None => *namespace == own,
+                None => namespace == own,
                 Some(selector) => {
-                    let key = (String::new(), (*namespace).to_owned());
+                    let key = (String::new(), namespace.clone());
                     let found = namespaces.get(&key);
                     found.is_some_and(|it| selector.matches(&it.labels))
                 }
@@ -175,7 +182,8 @@ impl Planner<'_> {
             in_namespace && selector.is_none_or(|selector| selector.matches(&pod.labels))
         };
         let pods = self.pods.iter().filter(|_| !nobody).filter(matches);
-        pods.map(|(_, pod)| pod.address).collect()
+        pods.flat_map(|(_, pod)| pod.addresses.iter().copied())
+            .collect()
     }
 
     /// Rules for these peers, with the ports of a rule.
@@ -214,15 +222,19 @@ impl Planner<'_> {
 
     /// Rules for a port with a name: the pods among the peers that have it, by its number.
     fn named(&self, peers: &PlannedPeers, name: &str, protocol: Protocol) -> Vec<Planned> {
-        let is_peer = |pod: &Pod| match peers {
+        let is_peer = |address: &&IpAddr| match peers {
             PlannedPeers::Any => true,
-            PlannedPeers::Pods(pods) => pods.contains(&pod.address),
-            PlannedPeers::Block(block) => block.contains(pod.address),
+            PlannedPeers::Pods(pods) => pods.contains(*address),
+            PlannedPeers::Block(block) => block.contains(**address),
         };
-        let mut by_number: BTreeMap<u16, BTreeSet<Ipv4Addr>> = BTreeMap::new();
-        for (_, pod) in self.pods.iter().filter(|(_, pod)| is_peer(pod)) {
+        let mut by_number: BTreeMap<u16, BTreeSet<IpAddr>> = BTreeMap::new();
+        for (_, pod) in self.pods {
+            let addresses: Vec<IpAddr> = pod.addresses.iter().filter(is_peer).copied().collect();
+            if addresses.is_empty() {
+                continue;
+            }
             for number in numbers(&pod.ports, name, protocol) {
-                by_number.entry(number).or_default().insert(pod.address);
+                by_number.entry(number).or_default().extend(&addresses);
             }
         }
         let rule = |(number, pods)| {
@@ -259,7 +271,7 @@ impl Default for Draft {
 impl Draft {
     fn add(
         &mut self,
-        address: Ipv4Addr,
+        addresses: &[IpAddr],
         ingress: Option<Vec<Planned>>,
         egress: Option<Vec<Planned>>,
     ) {
@@ -267,7 +279,8 @@ impl Draft {
             ingress: ingress.map(|rules| self.chain(rules)),
             egress: egress.map(|rules| self.chain(rules)),
         };
-        self.policy.pods.insert(address, isolation);
+        let pods = addresses.iter().map(|address| (*address, isolation));
+        self.policy.pods.extend(pods);
     }
 
     fn chain(&mut self, rules: Vec<Planned>) -> usize {

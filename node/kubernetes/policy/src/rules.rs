@@ -8,8 +8,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
-use super::node::{Isolation, Network, NodePolicy, Peers, Ports, Rule};
+use hearth_sys::cidr::Cidr;
+
+use super::node::{Isolation, NodePolicy, Peers, Ports, Rule};
 use super::objects::Protocol;
 
 /// The chain for packets that pass the node.
@@ -22,9 +25,60 @@ pub fn nothing() -> String {
     format!("\tchain {PASSING} {{\n\t}}\n\tchain {TO_NODE} {{\n\t}}\n")
 }
 
-/// Sets and chains of a node whose pods have addresses in `network`. While the policy is not known,
+/// How rules name what belongs to an address family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+impl Family {
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// The protocol, before the name of a field.
+    const fn ip(self) -> &'static str {
+        match self {
+            Self::V4 => "ip",
+            Self::V6 => "ip6",
+        }
+    }
+
+    /// The type of addresses.
+    const fn addresses(self) -> &'static str {
+        match self {
+            Self::V4 => "ipv4_addr",
+            Self::V6 => "ipv6_addr",
+        }
+    }
+
+    /// Beginning of the names of sets.
+    const fn set(self) -> &'static str {
+        match self {
+            Self::V4 => "policy_",
+            Self::V6 => "policy6_",
+        }
+    }
+
+    /// The addresses of this family.
+    fn among<'a>(
+        self,
+        all: impl IntoIterator<Item = &'a IpAddr>,
+    ) -> impl Iterator<Item = &'a IpAddr> {
+        let all = all.into_iter();
+        all.filter(move |address| Self::of(**address) == self)
+    }
+}
+
+/// Sets and chains of a node whose pods have addresses in `networks`. While the policy is not known,
 /// its pods have no network.
-pub fn text(network: Network, policy: Option<&NodePolicy>) -> String {
+pub fn text(networks: &[Cidr], policy: Option<&NodePolicy>) -> String {
     let closed = NodePolicy {
         enforced: true,
         ..NodePolicy::default()
@@ -35,9 +89,15 @@ pub fn text(network: Network, policy: Option<&NodePolicy>) -> String {
     }
     let mut text = String::new();
     for (place, set) in policy.sets.iter().enumerate() {
-        let elements = listed("elements = ", set.iter().map(ToString::to_string), "; ");
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "\tset policy_{place} {{ type ipv4_addr; {elements}}}");
+        for family in FAMILIES {
+            let elements = family.among(set).map(ToString::to_string);
+            let elements = listed("elements = ", elements, "; ");
+            let (name, of) = (family.set(), family.addresses());
+            if family == Family::V4 || !elements.is_empty() {
+                // Writing to a string does not fail.
+                let _ = writeln!(text, "\tset {name}{place} {{ type {of}; {elements}}}");
+            }
+        }
     }
     text += "\tchain policy_refused {
 		meta l4proto tcp ct state established counter reject with tcp reset
@@ -46,21 +106,33 @@ pub fn text(network: Network, policy: Option<&NodePolicy>) -> String {
 ";
     text += &INGRESS.chains(policy);
     text += &EGRESS.chains(policy);
-    let selves = policy.pods.keys().map(|pod| format!("{pod} . {pod}"));
-    let selves = listed("\t\tip saddr . ip daddr ", selves, " return\n");
+    let mut selves = String::new();
+    for family in FAMILIES {
+        let (pods, ip) = (family.among(policy.pods.keys()), family.ip());
+        let pods = pods.map(|pod| format!("{pod} . {pod}"));
+        selves += &listed(&format!("\t\t{ip} saddr . {ip} daddr "), pods, " return\n");
+    }
+    let (mut from_pods, mut to_pods, mut neighbours) = (String::new(), String::new(), "");
+    for network in networks {
+        let family = Family::of(network.address());
+        let ip = family.ip();
+        let _ = writeln!(from_pods, "\t\t{ip} saddr {network} jump policy_egress");
+        let _ = writeln!(to_pods, "\t\t{ip} daddr {network} jump policy_ingress");
+        if family == Family::V6 {
+            // What ARP is for IPv4. Without it, pods would not find what they may connect to.
+            neighbours = "\t\ticmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } return\n";
+        }
+    }
     let _ = write!(
         text,
         "\tchain {PASSING} {{
 		ct direction reply return
 		ct state related return
-{selves}\t\tip saddr {network} jump policy_egress
-		ip daddr {network} jump policy_ingress
-	}}
+{neighbours}{selves}{from_pods}{to_pods}\t}}
 	chain {TO_NODE} {{
 		ct direction reply return
 		ct state related return
-		ip saddr {network} jump policy_egress
-	}}
+{neighbours}{from_pods}\t}}
 "
     );
     text
@@ -109,19 +181,24 @@ impl Way {
                 continue;
             }
             let _ = writeln!(text, "\tchain policy_{name}_{place} {{");
-            for line in chain.iter().filter_map(|rule| self.permitted(rule)) {
-                let _ = writeln!(text, "\t\t{line} return");
+            for rule in chain {
+                for line in self.permitted(rule, policy) {
+                    let _ = writeln!(text, "\t\t{line}return");
+                }
             }
             text += "\t\tgoto policy_refused\n\t}\n";
         }
-        let pods = policy
-            .pods
-            .iter()
-            .map(|(pod, isolation)| match (self.chain)(isolation) {
+        let mut pods = String::new();
+        for family in FAMILIES {
+            let known = policy.pods.iter();
+            let known = known.filter(|(pod, _)| Family::of(**pod) == family);
+            let known = known.map(|(pod, isolation)| match (self.chain)(isolation) {
                 Some(chain) => format!("{pod} : goto policy_{name}_{chain}"),
                 None => format!("{pod} : return"),
             });
-        let pods = listed(&format!("\t\tip {own} vmap "), pods, "\n");
+            let ip = family.ip();
+            pods += &listed(&format!("\t\t{ip} {own} vmap "), known, "\n");
+        }
         // Pods that are not known yet are not told that they are refused: they try again.
         let _ = writeln!(
             text,
@@ -130,39 +207,61 @@ impl Way {
         text
     }
 
-    /// The conditions of a rule; `None` if nothing can meet them.
-    fn permitted(&self, rule: &Rule) -> Option<String> {
+    /// The conditions of a rule, each followed by a blank: for each family that the other end can have.
+    /// None if nothing can meet them.
+    fn permitted(&self, rule: &Rule, policy: &NodePolicy) -> Vec<String> {
+        let Some(ports) = ports(rule) else {
+            return Vec::new();
+        };
         let peer = self.peer;
-        let mut conditions = match &rule.peers {
-            // Pods have no other addresses.
-            Peers::Any => "meta nfproto ipv4".to_owned(),
-            Peers::Set(set) => format!("ip {peer} @policy_{set}"),
+        let peers = match &rule.peers {
+            Peers::Any => vec![String::new()],
+            Peers::Set(set) => {
+                let members = policy.sets.get(*set).into_iter().flatten();
+                let has = |family: &Family| family.among(members.clone()).next().is_some();
+                let families = FAMILIES.into_iter().filter(has);
+                families
+                    .map(|family| format!("{} {peer} @{}{set} ", family.ip(), family.set()))
+                    .collect()
+            }
             Peers::Block(block) => {
-                let except = block.except.iter().map(|it| format!(" ip {peer} != {it}"));
-                format!("ip {peer} {}{}", block.network, except.collect::<String>())
+                let ip = if block.network.is_ipv4() { "ip" } else { "ip6" };
+                let except = block
+                    .except
+                    .iter()
+                    .map(|it| format!("{ip} {peer} != {it} "));
+                let except = except.collect::<String>();
+                vec![format!("{ip} {peer} {} {except}", block.network)]
             }
         };
-        if let Some(ports) = &rule.ports {
-            let protocol = match ports.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-                Protocol::Sctp => "sctp",
-            };
-            let _ = write!(conditions, " meta l4proto {protocol}");
-            if ports.ranges.is_empty() {
-                return None;
-            }
-            if ports.ranges != [Ports::ALL] {
-                let ranges = ports
-                    .ranges
-                    .iter()
-                    .map(|(first, last)| match first == last {
-                        true => first.to_string(),
-                        false => format!("{first}-{last}"),
-                    });
-                conditions += &listed(" th dport ", ranges, "");
-            }
-        }
-        Some(conditions)
+        let with_ports = peers.into_iter().map(|peers| peers + &ports);
+        with_ports.collect()
     }
+}
+
+/// The condition about ports, followed by a blank; `None` if nothing can meet it.
+fn ports(rule: &Rule) -> Option<String> {
+    let Some(ports) = &rule.ports else {
+        return Some(String::new());
+    };
+    let protocol = match ports.protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Sctp => "sctp",
+    };
+    let mut condition = format!("meta l4proto {protocol} ");
+    if ports.ranges.is_empty() {
+        return None;
+    }
+    if ports.ranges != [Ports::ALL] {
+        let ranges = ports
+            .ranges
+            .iter()
+            .map(|(first, last)| match first == last {
+                true => first.to_string(),
+                false => format!("{first}-{last}"),
+            });
+        condition += &listed("th dport ", ranges, " ");
+    }
+    Some(condition)
 }

@@ -1,22 +1,26 @@
 //! Plans against Kubernetes' own words about policies, read from the objects directly.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hearth_api::identity::NodeId;
 use hearth_kubernetes_api::fields::Object;
 use hearth_kubernetes_api::store::Key;
+use hearth_sys::cidr::Cidr;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Value as Json, json};
 
-use super::node::{Network, NodePolicy, Peers};
+use super::node::{NodePolicy, Peers};
 use super::objects::{
     Direction, Namespace, NamespaceObject, Pod, PodObject, Policy, PolicyObject, Protocol,
 };
 use super::plan::{Objects, plan};
 
-const NODES: [[u8; 4]; 2] = [[10, 208, 1, 0], [10, 208, 2, 0]];
+const NODES: [[&str; 2]; 2] = [
+    ["10.208.1.0/24", "fd00:1:0:1::/64"],
+    ["10.208.2.0/24", "fd00:1:0:2::/64"],
+];
 
 /// A cluster of two nodes.
 #[derive(Default)]
@@ -31,12 +35,24 @@ fn node(number: usize) -> NodeId {
     text.parse().unwrap()
 }
 
-fn nodes() -> BTreeMap<NodeId, Network> {
-    let network = |(number, address): (usize, &[u8; 4])| {
-        let network = Network::try_from((Ipv4Addr::from(*address), 24)).unwrap();
-        (node(number), network)
-    };
-    NODES.iter().enumerate().map(network).collect()
+fn nodes() -> BTreeMap<NodeId, Vec<Cidr>> {
+    let networks = |texts: &[&str; 2]| texts.map(|text| text.parse().unwrap()).to_vec();
+    let all = NODES.iter().enumerate();
+    all.map(|(number, texts)| (node(number), networks(texts)))
+        .collect()
+}
+
+/// The node whose pods have this address.
+fn node_of(address: IpAddr) -> Option<NodeId> {
+    let mut all = nodes().into_iter();
+    let found = all.find(|(_, networks)| networks.iter().any(|it| it.contains(address)));
+    found.map(|(node, _)| node)
+}
+
+/// The IPv6 address of the pod with this address.
+fn v6_of(address: Ipv4Addr) -> Ipv6Addr {
+    let [_, _, on, number] = address.octets();
+    Ipv6Addr::new(0xfd00, 1, 0, on.into(), 0, 0, 0, number.into())
 }
 
 fn read<O: Object + DeserializeOwned, T>(object: Json, read: fn(O) -> Option<T>) -> (Key, T) {
@@ -53,11 +69,10 @@ impl World {
             .extend([read::<NamespaceObject, _>(object, Namespace::read)]);
     }
 
-    /// A pod on a node; returns its address.
+    /// A pod on a node; returns its IPv4 address.
     fn pod(&mut self, on: usize, namespace: &str, name: &str, labels: Json) -> Ipv4Addr {
-        let [a, b, c, _] = NODES[on];
         let number = u8::try_from(self.pods.len() + 2).unwrap();
-        let address = Ipv4Addr::from([a, b, c, number]);
+        let address = Ipv4Addr::from([10, 208, u8::try_from(on + 1).unwrap(), number]);
         let object = json!({
             "metadata": { "namespace": namespace, "name": name, "labels": labels },
             "spec": {
@@ -67,7 +82,11 @@ impl World {
                     { "name": "dns", "containerPort": 5353, "protocol": "UDP" },
                 ]}],
             },
-            "status": { "phase": "Running", "podIP": address },
+            "status": {
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{ "ip": address }, { "ip": v6_of(address) }],
+            },
         });
         self.pods.extend([read::<PodObject, _>(object, Pod::read)]);
         address
@@ -96,20 +115,24 @@ impl World {
     }
 
     /// Whether the plans of both nodes let a connection pass.
-    fn passes(&self, from: Ipv4Addr, to: Ipv4Addr, protocol: Protocol, port: u16) -> bool {
+    fn passes(
+        &self,
+        from: impl Into<IpAddr>,
+        to: impl Into<IpAddr>,
+        protocol: Protocol,
+        port: u16,
+    ) -> bool {
+        let (from, to) = (from.into(), to.into());
         let plans = self.plan();
-        let one = |direction, pod: Ipv4Addr, peer| {
-            let on = NODES.iter().position(|it| it[2] == pod.octets()[2]);
+        let one = |direction, pod: IpAddr, peer| {
             // Somebody outside of the cluster.
-            let Some(on) = on.filter(|_| pod.octets()[0] == 10) else {
-                return true;
-            };
-            permits(&plans[&node(on)], direction, pod, (peer, protocol, port))
+            let Some(on) = node_of(pod) else { return true };
+            permits(&plans[&on], direction, pod, (peer, protocol, port))
         };
         from == to || one(Direction::Egress, from, to) && one(Direction::Ingress, to, from)
     }
 
-    fn tcp(&self, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> bool {
+    fn tcp(&self, from: impl Into<IpAddr>, to: impl Into<IpAddr>, port: u16) -> bool {
         self.passes(from, to, Protocol::Tcp, port)
     }
 }
@@ -118,8 +141,8 @@ impl World {
 fn permits(
     policy: &NodePolicy,
     direction: Direction,
-    pod: Ipv4Addr,
-    (peer, protocol, port): (Ipv4Addr, Protocol, u16),
+    pod: IpAddr,
+    (peer, protocol, port): (IpAddr, Protocol, u16),
 ) -> bool {
     if !policy.enforced {
         return true;
@@ -275,11 +298,40 @@ fn blocks_have_holes() {
         assert_eq!(world.tcp(web, outside, 80), passes);
     }
     assert!(!world.tcp(web, Ipv4Addr::new(192, 0, 3, 1), 80));
-    // A rule for addresses that pods do not have is no rule for all.
+    for (outside, passes) in [("2001:db8::1", true), ("2001:db9::1", false)] {
+        let outside: IpAddr = outside.parse().unwrap();
+        assert_eq!(world.tcp(outside, v6_of(web), 80), passes);
+        assert_eq!(world.tcp(v6_of(web), outside, 80), passes);
+    }
+    // A rule for addresses of one family is no rule for the other.
     world.policies.clear();
     let spec = json!({ "podSelector": {}, "ingress": [{ "from": [six] }] });
     world.policy("a", "six", spec);
     assert!(!world.tcp(Ipv4Addr::new(192, 0, 2, 1), web, 80));
+}
+
+/// Nodes of a former release cannot read rules of IPv6, and pods of IPv4 alone need none.
+#[test]
+fn a_cluster_of_ipv4_has_no_rules_of_ipv6() {
+    let (mut world, [web, db, ..]) = world();
+    let from = json!([{ "podSelector": {} }, { "ipBlock": { "cidr": "2001:db8::/32" } }]);
+    let spec = json!({ "podSelector": {}, "ingress": [{ "from": from }] });
+    world.policy("a", "six", spec);
+    let objects = Objects {
+        pods: &world.pods,
+        namespaces: &world.namespaces,
+        policies: &world.policies,
+    };
+    let mut v4 = nodes();
+    for networks in v4.values_mut() {
+        networks.retain(|network| network.address().is_ipv4());
+    }
+    let planned = plan(objects, &v4);
+    for policy in planned.values() {
+        assert!(!policy.to_text().contains("::"), "{}", policy.to_text());
+    }
+    assert!(planned[&node(0)].pods.contains_key(&web.into()));
+    assert!(planned[&node(1)].pods.contains_key(&db.into()));
 }
 
 /// A node cannot make the pods of another one its own.
@@ -338,6 +390,9 @@ fn peers() -> impl Strategy<Value = Json> {
         (0..4_u8).prop_map(|it| json!({ "ipBlock": {
             "cidr": "10.208.1.0/24", "except": [format!("10.208.1.{}/31", it * 2)],
         }})),
+        (0..4_u8).prop_map(|it| json!({ "ipBlock": {
+            "cidr": "fd00:1:0:1::/64", "except": [format!("fd00:1:0:1::{}/127", it * 2)],
+        }})),
     ]
 }
 
@@ -378,7 +433,7 @@ fn says(world: &World, spec: &Json, own: &str, direction: &str, end: &End) -> bo
             if let Some(block) = peer.get("ipBlock") {
                 let within = |it: &Json| {
                     let cidr: hearth_sys::cidr::Cidr = it.as_str().unwrap().parse().unwrap();
-                    cidr.contains(end.peer.address.into())
+                    cidr.contains(end.address)
                 };
                 return within(&block["cidr"])
                     && !block["except"].as_array().unwrap().iter().any(within);
@@ -416,6 +471,7 @@ fn says(world: &World, spec: &Json, own: &str, direction: &str, end: &End) -> bo
 struct End {
     namespace: String,
     peer: Pod,
+    address: IpAddr,
     protocol: Protocol,
     port: u16,
 }
@@ -470,14 +526,17 @@ proptest! {
         };
         for (key, from) in &world.pods {
             for (other, to) in &world.pods {
-                let end = |key: &Key, pod: &Pod| End {
-                    namespace: key.0.clone(), peer: pod.clone(), protocol, port,
-                };
-                let wanted = key == other
-                    || permitted("Egress", key, from, &end(other, to))
-                        && permitted("Ingress", other, to, &end(key, from));
-                let passes = world.passes(from.address, to.address, protocol, port);
-                prop_assert_eq!(passes, wanted, "{:?} {:?}", key, other);
+                for family in 0..2 {
+                    let at = |pod: &Pod| pod.addresses[family];
+                    let end = |key: &Key, pod: &Pod| End {
+                        namespace: key.0.clone(), peer: pod.clone(), address: at(pod), protocol, port,
+                    };
+                    let wanted = key == other
+                        || permitted("Egress", key, from, &end(other, to))
+                            && permitted("Ingress", other, to, &end(key, from));
+                    let passes = world.passes(at(from), at(to), protocol, port);
+                    prop_assert_eq!(passes, wanted, "{:?} {:?}", key, other);
+                }
             }
         }
     }

@@ -33,6 +33,7 @@ use std::time::SystemTime;
 
 use hearth_api::hosts::Host;
 use hearth_api::names::{self, ports};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{AuditLevel, KubernetesConfiguration};
 use hearth_base::event::{self, Value, Writer};
@@ -483,7 +484,7 @@ async fn outdated(
             moved.map(|_| "the node's address has changed")
         }
         // Clients of the others compare them.
-        renamed = follow_hosts(all, address, hosts), if binary == Binary::Apiserver => renamed,
+        renamed = follow_hosts(all, (address, settings), hosts), if binary == Binary::Apiserver => renamed,
         () = all.parts.calendar.reaches(renew_at) => Ok("its certificates are due for renewal"),
     }
 }
@@ -492,13 +493,17 @@ async fn outdated(
 /// reads it while it runs; returns only when it has to be restarted instead.
 async fn follow_hosts(
     all: &Controller,
-    address: IpAddr,
+    (address, settings): (IpAddr, &KubernetesConfiguration),
     mut known: Arc<[Host]>,
 ) -> Result<&'static str, event::Closed> {
     let mut watched = all.hosts.watch();
     loop {
         known = watched.wait_for(|now| *now != known).await?;
-        let issued = programs::issue_serving(all, address, &known).map_err(Failure::from);
+        let ranges = ClusterRanges::of(settings).map_err(Failure::from);
+        let issued = ranges.and_then(|ranges| {
+            let issued = programs::issue_serving(all, address, &ranges, &known);
+            issued.map_err(Failure::from)
+        });
         match issued.and_then(|_| all.hand_over_files()) {
             Ok(()) => tracing::info!("issued the API server's certificate with other names"),
             Err(error) => {

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use hearth_api::hosts::Host;
-use hearth_api::names::{KUBERNETES_DOMAIN, POD_NETWORK, SERVICE_NETWORK};
+use hearth_api::names::KUBERNETES_DOMAIN;
+use hearth_api::ranges::{ClusterRanges, NODE_PREFIX_V4};
 use hearth_api::v1::{AuditLevel, KubernetesConfiguration, PodNetwork};
 use hearth_base::supervisor::Failure;
 use hearth_host::bundle::{Binary, Bundle};
@@ -79,10 +80,11 @@ pub(super) fn prepare(
     hosts: &[Host],
 ) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
+    let ranges = ClusterRanges::of(settings)?;
     if profile.binary == Binary::Apiserver {
-        prepare_apiserver(all, (address, hosts), &Rules::of(settings), now)
+        prepare_apiserver(all, (address, hosts), &Rules::of(settings), (ranges, now))
     } else {
-        prepare_companion(all, profile, settings.pod_network(), now)
+        prepare_companion(all, profile, (settings.pod_network(), ranges), now)
     }
 }
 
@@ -90,9 +92,9 @@ fn prepare_apiserver(
     all: &Controller,
     (address, hosts): (IpAddr, &[Host]),
     rules: &Rules,
-    now: SystemTime,
+    (ranges, now): (ClusterRanges, SystemTime),
 ) -> Result<Prepared, Failure> {
-    let renew_at = issue_serving(all, address, hosts)?;
+    let renew_at = issue_serving(all, address, &ranges, hosts)?;
     for (whose, what) in [
         (KUBELETS, Certificate::ApiServerKubeletClient),
         (FRONT_PROXY, Certificate::FrontProxyClient),
@@ -108,7 +110,7 @@ fn prepare_apiserver(
             &all.bundle,
             &all.parts.root,
             all.ports,
-            address,
+            (address, &ranges),
             rules.audit,
         ),
         renew_at,
@@ -125,11 +127,13 @@ fn prepare_apiserver(
 pub(super) fn issue_serving(
     all: &Controller,
     address: IpAddr,
+    ranges: &ClusterRanges,
     hosts: &[Host],
 ) -> Result<SystemTime, KubernetesPkiError> {
     let certificate = Certificate::ApiServer {
         node: all.member.own.node(),
         address,
+        service: ranges.api_service(),
         hosts,
     };
     let now = all.parts.calendar.now();
@@ -142,7 +146,7 @@ pub(super) fn issue_serving(
 fn prepare_companion(
     all: &Controller,
     profile: Profile,
-    network: PodNetwork,
+    (network, ranges): (PodNetwork, ClusterRanges),
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
     let what = match profile.binary {
@@ -164,14 +168,16 @@ fn prepare_companion(
         &Certificate::ApiServer {
             node: all.member.own.node(),
             address: here,
+            service: ranges.api_service(),
             hosts: &[],
         },
         now,
     )?;
     all.files.save(name, &serving)?;
     let port = companion_port(profile, all.ports);
+    let pods = (network, &ranges);
     Ok(Prepared {
-        program: companion(&all.bundle, &all.parts.root, all.ports, profile, network),
+        program: companion(&all.bundle, &all.parts.root, all.ports, profile, pods),
         renew_at: speaks.renew_at(),
         asked: Client::new(&url(here, port), access::tls(all.authorities.ca(), None)?)?,
         path: "/healthz",
@@ -183,7 +189,7 @@ fn apiserver(
     bundle: &Bundle,
     root: &Root,
     ports: Ports,
-    address: IpAddr,
+    (address, ranges): (IpAddr, &ClusterRanges),
     audit: AuditLevel,
 ) -> Program {
     let work = root.ephemeral.kubernetes();
@@ -202,7 +208,8 @@ fn apiserver(
         // Of both address families.
         ("bind-address", Ipv6Addr::UNSPECIFIED.to_string().into()),
         ("secure-port", ports.apiserver.to_string().into()),
-        ("service-cluster-ip-range", SERVICE_NETWORK.into()),
+        // The first family is that of services that state none, and of the API servers' own.
+        ("service-cluster-ip-range", ranges.services_text().into()),
         // The endpoints of the API servers follow from leases, however many servers there are.
         ("endpoint-reconciler-type", "lease".into()),
         ("tls-cert-file", serving.certificate().into()),
@@ -259,7 +266,7 @@ fn companion(
     root: &Root,
     ports: Ports,
     profile: Profile,
-    network: PodNetwork,
+    (network, ranges): (PodNetwork, &ClusterRanges),
 ) -> Program {
     let name = profile.binary.name();
     let work = root.ephemeral.kubernetes().work(name);
@@ -301,9 +308,17 @@ fn companion(
         }
         program = match network {
             // Most other networks take the ranges of the nodes from their Node objects.
-            PodNetwork::None => program
-                .flag("allocate-node-cidrs", "true")
-                .flag("cluster-cidr", POD_NETWORK),
+            PodNetwork::None => {
+                let program = program
+                    .flag("allocate-node-cidrs", "true")
+                    .flag("cluster-cidr", ranges.pods_text());
+                match ranges.node_prefix_v6() {
+                    None => program,
+                    Some(prefix) => program
+                        .flag("node-cidr-mask-size-ipv4", NODE_PREFIX_V4.to_string())
+                        .flag("node-cidr-mask-size-ipv6", prefix.to_string()),
+                }
+            }
             // The curators assign the ranges.
             PodNetwork::BuiltIn | PodNetwork::Unspecified => {
                 program.flag("allocate-node-cidrs", "false")

@@ -6,7 +6,7 @@
 //! is no moment in which a role comes or goes without rules. Nodes whose image lacks the extension
 //! have no pods, forward nothing, and need none.
 //!
-//! The rules follow the addresses of the nodes and the network policy of this node's pods, which the
+//! The rules follow the addresses of the nodes, the ranges of pods and services in the cluster's settings, and the network policy of this node's pods, which the
 //! worker role receives ([`hearth_network_policy`]). Where pods have another network than the built-in
 //! one, only the rules about the node's own ports remain: which packets are from pods, and what they
 //! may do, is up to that network. Each change replaces the whole table in one
@@ -25,13 +25,14 @@ use std::time::Duration;
 
 use hearth_agent::{MAX_RETRY_DELAY, PeerAddresses, PeerWatcher, View};
 use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::extensions::Extensions;
 use hearth_host::handover::{MemberData, PacketFilter, PodNetwork, PodsPossible};
-use hearth_network_policy::node::{Network, NodePolicy};
+use hearth_network_policy::node::NodePolicy;
 use hearth_sys::nftables::{Nftables, NftablesError};
 use tokio::time::{Instant, sleep_until};
 
@@ -61,7 +62,7 @@ pub struct Worker {
     pub network_policy: Value<Option<Arc<NodePolicy>>>,
     /// Input: the cluster's settings for Kubernetes, on nodes with one of its roles.
     pub settings: Value<Arc<KubernetesConfiguration>>,
-    /// Output: set once the rules are in the kernel.
+    /// Output: set once the rules are in the kernel, and again when they are about other ranges.
     pub packet_filter: Writer<PacketFilter>,
 }
 
@@ -86,17 +87,19 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let mut policies = worker.network_policy.watch();
     let mut settings = worker.settings.watch();
     loop {
+        let known = worker.settings.get();
+        let ranges = known.as_deref().map(ClusterRanges::of).transpose()?;
         // One of the nodes has it.
-        let shared = worker
-            .settings
-            .get()
-            .and_then(|settings| settings.virtual_address());
-        let nodes = peers.known().addresses().into_values().chain(shared);
-        filter.set(Rules::of(nodes, pods(worker))).await?;
-        if worker.packet_filter.value().get().is_none() {
-            let nftables = filter.nftables.clone();
-            let table = TABLE;
-            worker.packet_filter.set(PacketFilter { nftables, table });
+        let shared = known.and_then(|settings| settings.virtual_address());
+        let nodes = peers.known().all_addresses().chain(shared);
+        filter.set(Rules::of(nodes, ranges, pods(worker))).await?;
+        let in_place = PacketFilter {
+            nftables: filter.nftables.clone(),
+            table: TABLE,
+            ranges,
+        };
+        if worker.packet_filter.value().get().as_ref() != Some(&in_place) {
+            worker.packet_filter.set(in_place);
         }
         health.good();
         tokio::select! {
@@ -111,13 +114,12 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
 }
 
 fn pods(worker: &Worker) -> Pods {
-    if worker.may_have_pods.get() == Some(PodsPossible::OtherNetwork) {
+    if let Some(PodsPossible::OtherNetwork(_)) = worker.may_have_pods.get() {
         return Pods::OtherNetwork;
     }
-    let network = worker.pod_network.get().flatten();
-    match network.and_then(|network| Network::of(network.range)) {
+    match worker.pod_network.get().flatten() {
         Some(network) => Pods::BuiltIn {
-            network,
+            subnets: network.subnets,
             policy: worker.network_policy.get().flatten(),
         },
         None => Pods::None,

@@ -1,5 +1,9 @@
-//! The rules as text, in the syntax of nft(8): a function of what the cluster's other nodes are, and of
-//! the network policy of this node's pods.
+//! The rules as text, in the syntax of nft(8): a function of what the cluster's other nodes are, of the
+//! addresses of pods and services, and of the network policy of this node's pods.
+//!
+//! A node that does not know the ranges of its cluster has no role of Kubernetes, or has not heard a curator
+//! yet. It has no pods and forwards nothing, and there are no addresses of pods that it could
+//! recognize: other machines may have those of any range.
 //!
 //! A verdict of `accept` ends only the chain's own hook, so chains of kube-proxy and of the CNI
 //! plugins, which come later, still see the packet; `drop` and `reject` are final. A translation is
@@ -9,12 +13,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK, ports};
-use hearth_network_policy::node::{Network, NodePolicy};
+use hearth_api::names::ports;
+use hearth_api::ranges::{ClusterRanges, Range, Ranges};
+use hearth_host::networking::NodeSubnets;
+use hearth_network_policy::node::NodePolicy;
 use hearth_network_policy::rules;
+use hearth_sys::cidr::Cidr;
 
 use crate::mesh::{BRIDGE, LINK};
 
@@ -49,8 +56,12 @@ const REACHABLE_TCP: [u16; 2] = [ports::KUBERNETES, ports::KUBELET];
 /// What the rules depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// The IPv4 addresses of the cluster's nodes. Pods have no others.
+    /// The IPv4 addresses of the cluster's nodes.
     pub nodes: BTreeSet<Ipv4Addr>,
+    /// Their IPv6 addresses, which pods reach in a dual-stack cluster.
+    pub nodes_v6: BTreeSet<Ipv6Addr>,
+    /// The addresses of pods and services; `None` while they are not known.
+    pub ranges: Option<ClusterRanges>,
     /// The pods of this node.
     pub pods: Pods,
 }
@@ -64,7 +75,7 @@ pub(super) enum Pods {
     /// Those of the built-in network.
     BuiltIn {
         /// Their addresses.
-        network: Network,
+        subnets: NodeSubnets,
         /// Which connections they may have, once this is known.
         policy: Option<Arc<NodePolicy>>,
     },
@@ -72,29 +83,60 @@ pub(super) enum Pods {
     OtherNetwork,
 }
 
+/// The interfaces to pods, as a set.
+fn pods() -> String {
+    format!("{{ \"{BRIDGE}\", \"{LINK}\" }}")
+}
+
 impl Rules {
     /// For a cluster whose nodes have these addresses.
-    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>, pods: Pods) -> Self {
-        let v4 = |address| match address {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        };
-        Self {
-            nodes: addresses.into_iter().filter_map(v4).collect(),
+    pub(super) fn of(
+        addresses: impl IntoIterator<Item = IpAddr>,
+        ranges: Option<ClusterRanges>,
+        pods: Pods,
+    ) -> Self {
+        let mut rules = Self {
+            ranges,
             pods,
+            ..Self::default()
+        };
+        for address in addresses {
+            match address {
+                IpAddr::V4(v4) => drop(rules.nodes.insert(v4)),
+                // In other clusters pods have no IPv6, and the set would only change for nothing.
+                IpAddr::V6(v6) if rules.v6().is_some() => drop(rules.nodes_v6.insert(v6)),
+                IpAddr::V6(_) => {}
+            }
         }
+        rules
+    }
+
+    fn v6(&self) -> Option<Ranges<Ipv6Addr>> {
+        self.ranges?.v6
     }
 
     /// A script that makes these the rules of the table, whatever was in it.
     pub(super) fn script(&self) -> String {
         let mut sets = set("own_tcp", "inet_service", OWN_TCP);
         sets += &set("own_udp", "inet_service", OWN_UDP);
-        let built_in = match &self.pods {
-            Pods::None => Some(rules::nothing()),
-            Pods::BuiltIn { network, policy } => Some(rules::text(*network, policy.as_deref())),
-            Pods::OtherNetwork => None,
+        let built_in = match (&self.pods, self.ranges) {
+            (Pods::OtherNetwork, _) => String::new(),
+            (_, None) => closed(),
+            (Pods::None, Some(ranges)) => {
+                self.of_built_in_network(&ranges, None, &rules::nothing())
+            }
+            (Pods::BuiltIn { subnets, policy }, Some(ranges)) => {
+                let networks: Vec<Cidr> = subnets.all().map(|subnet| subnet.range).collect();
+                let policy = rules::text(&networks, policy.as_deref());
+                self.of_built_in_network(&ranges, Some(subnets), &policy)
+            }
         };
-        let built_in = built_in.map(|policy| self.of_built_in_network(&policy));
+        let resolver = self.ranges.map(|ranges| {
+            let pods = ranges.v4.pods;
+            format!(
+                "\t\tip daddr {pods} meta l4proto {{ tcp, udp }} th dport 53 goto not_translated\n"
+            )
+        });
         format!(
             r#"add table inet {TABLE}
 delete table inet {TABLE}
@@ -111,8 +153,7 @@ table inet {TABLE} {{
 		fib daddr type != local return
 		tcp dport @own_tcp goto not_translated
 		udp dport @own_udp goto not_translated
-		ip daddr {POD_NETWORK} meta l4proto {{ tcp, udp }} th dport 53 goto not_translated
-	}}
+{resolver}	}}
 	chain not_translated {{
 		meta nfproto ipv4 dnat ip to ip daddr
 		meta nfproto ipv6 dnat ip6 to ip6 daddr
@@ -127,36 +168,102 @@ table inet {TABLE} {{
 	}}
 {built_in}}}
 "#,
-            built_in = built_in.unwrap_or_default()
+            resolver = resolver.unwrap_or_default()
         )
     }
 
-    /// What holds unless pods have another network. `policy` is the chains of the network policy.
-    fn of_built_in_network(&self, policy: &str) -> String {
+    /// What holds unless pods have another network. `subnets` are the addresses of this node's pods,
+    /// `policy` is the chains of the network policy.
+    fn of_built_in_network(
+        &self,
+        ranges: &ClusterRanges,
+        subnets: Option<&NodeSubnets>,
+        policy: &str,
+    ) -> String {
         let mut sets = set("reachable_tcp", "inet_service", REACHABLE_TCP);
         sets += &set("nodes", "ipv4_addr", &self.nodes);
-        let (policy_passing, policy_to_node) = (rules::PASSING, rules::TO_NODE);
-        let pods = format!("{{ \"{BRIDGE}\", \"{LINK}\" }}");
-        let inside = format!("{{ {POD_NETWORK}, {SERVICE_NETWORK} }}");
+        if ranges.v6.is_some() {
+            sets += &set("nodes6", "ipv6_addr", &self.nodes_v6);
+        }
+        let v6 = subnets.and_then(|subnets| subnets.v6);
         format!(
-            r#"
-{sets}
+            "\n{sets}{arriving}
+	# What the cluster's network policies permit to this node's pods.
+{policy}{to_nodes}{passing}",
+            arriving = arriving(ranges, v6),
+            to_nodes = to_nodes(ranges),
+            passing = passing(ranges)
+        )
+    }
+}
+
+/// While the addresses of pods are not known: there are none to protect, and nothing is forwarded.
+fn closed() -> String {
+    r#"
+	chain passing {
+		type filter hook forward priority filter - 10; policy accept;
+		counter drop
+	}
+"#
+    .to_owned()
+}
+
+/// Packets that cannot come from where they come from: with the address of a pod, or to a service.
+fn arriving(ranges: &ClusterRanges, own_v6: Option<Range<Ipv6Addr>>) -> String {
+    let (pods, v4) = (pods(), ranges.v4);
+    let from_pods = match (ranges.v6, own_v6) {
+        (Some(v6), Some(own)) => from_pods_v6(v6, own),
+        // Pods have no IPv6.
+        _ => format!("\t\tiifname {pods} meta nfproto ipv6 counter drop\n"),
+    };
+    let from_others = ranges.v6.map(|v6| {
+        let Ranges { pods, services } = v6;
+        format!("\t\tip6 saddr {pods} counter drop\n\t\tip6 daddr {services} counter drop\n")
+    });
+    format!(
+        r#"
 	# Packets that cannot come from where they come from: with the address of a pod, or to a service.
-	# Pods have no IPv6.
 	chain arriving {{
 		type filter hook prerouting priority raw; policy accept;
 		iifname "lo" accept
-		iifname {pods} meta nfproto ipv6 counter drop
-		iifname {pods} accept
-		ip saddr {POD_NETWORK} counter drop
-		ip daddr {SERVICE_NETWORK} counter drop
-	}}
+{from_pods}		iifname {pods} accept
+		ip saddr {v4_pods} counter drop
+		ip daddr {v4_services} counter drop
+{from_others}	}}
+"#,
+        v4_pods = v4.pods,
+        v4_services = v4.services,
+        from_others = from_others.unwrap_or_default()
+    )
+}
 
-	# What the cluster's network policies permit to this node's pods.
-{policy}
+/// IPv6 has no reverse path filter of the kernel, and pods have link-local addresses of which no policy
+/// knows: so pods have only the addresses that they were given, and what finds neighbours by them. Routers
+/// are not announced by pods.
+fn from_pods_v6(ranges: Ranges<Ipv6Addr>, own: Range<Ipv6Addr>) -> String {
+    let pods = ranges.pods;
+    format!(
+        r#"		iifname "{BRIDGE}" ip6 saddr {own} accept
+		iifname "{LINK}" ip6 saddr {pods} accept
+		iifname "{BRIDGE}" icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 accept
+		iifname {{ "{BRIDGE}", "{LINK}" }} meta nfproto ipv6 counter drop
+"#
+    )
+}
+
+/// What pods may reach on nodes.
+fn to_nodes(ranges: &ClusterRanges) -> String {
+    let (pods, v4) = (pods(), ranges.v4.pods);
+    let policy_to_node = rules::TO_NODE;
+    let icmp = match ranges.v6 {
+        None => "icmp",
+        Some(_) => "{ icmp, ipv6-icmp }",
+    };
+    format!(
+        r#"
 	# What pods may reach on nodes.
 	chain from_pods {{
-		meta l4proto icmp accept
+		meta l4proto {icmp} accept
 		tcp dport @reachable_tcp accept
 		tcp dport @own_tcp counter reject with icmpx admin-prohibited
 		udp dport @own_udp counter reject with icmpx admin-prohibited
@@ -166,42 +273,63 @@ table inet {TABLE} {{
 	chain to_this_node {{
 		type filter hook input priority filter - 10; policy accept;
 		iifname != {pods} accept
-		ip daddr {POD_NETWORK} meta l4proto {{ tcp, udp }} th dport 53 accept
+		ip daddr {v4} meta l4proto {{ tcp, udp }} th dport 53 accept
 		jump {policy_to_node}
 		ct state established,related accept
 		jump from_pods
 	}}
+"#
+    )
+}
 
+/// What passes the node, and what it sends itself.
+fn passing(ranges: &ClusterRanges) -> String {
+    let (pods, policy_passing) = (pods(), rules::PASSING);
+    let inside = |ip: &str, pods: &dyn std::fmt::Display, services: &dyn std::fmt::Display| {
+        format!("{ip} daddr {{ {pods}, {services} }} counter reject with icmpx admin-prohibited\n")
+    };
+    let v4 = inside("ip", &ranges.v4.pods, &ranges.v4.services);
+    let v6 = ranges.v6.map(|v6| inside("ip6", &v6.pods, &v6.services));
+    let both: Vec<String> = [Some(v4), v6].into_iter().flatten().collect();
+    let refused = |before: &str| {
+        let lines = both.iter().map(|inside| format!("\t\t{before}{inside}"));
+        lines.collect::<String>()
+    };
+    let (passing, leaving) = (refused(&format!("oifname != {pods} ")), refused(""));
+    let mut to_nodes = format!("\t\tiifname \"{BRIDGE}\" ip daddr @nodes jump from_pods\n");
+    let out = format!("oifname != {{ \"lo\", \"{BRIDGE}\", \"{LINK}\" }} masquerade");
+    let mut masqueraded = format!("\t\tip saddr {} {out}\n", ranges.v4.pods);
+    if let Some(v6) = ranges.v6 {
+        to_nodes += &format!("\t\tiifname \"{BRIDGE}\" ip6 daddr @nodes6 jump from_pods\n");
+        masqueraded += &format!("\t\tip6 saddr {} {out}\n", v6.pods);
+    }
+    format!(
+        r#"
 	# What passes the node: packets between pods, from pods to others, and from others to pods
 	# through host ports and services. Packets to pods and services leave through the mesh or not at
 	# all.
 	chain passing {{
 		type filter hook forward priority filter - 10; policy accept;
-		oifname != {pods} ip daddr {inside} counter reject with icmpx admin-prohibited
-		jump {policy_passing}
+{passing}		jump {policy_passing}
 		ct state established,related accept
 		oifname {pods} iifname {pods} accept
 		oifname {pods} ct status dnat accept
 		oifname {pods} counter reject with icmpx admin-prohibited
-		iifname "{BRIDGE}" ip daddr @nodes jump from_pods
-		iifname "{BRIDGE}" accept
+{to_nodes}		iifname "{BRIDGE}" accept
 		ct status dnat accept
 		counter drop
 	}}
 	chain leaving_from_here {{
 		type filter hook output priority filter - 10; policy accept;
 		oifname {{ "lo", "{BRIDGE}", "{LINK}" }} accept
-		ip daddr {inside} counter reject with icmpx admin-prohibited
-	}}
+{leaving}	}}
 
 	# Other machines have no route to pods.
 	chain to_other_machines {{
 		type nat hook postrouting priority srcnat; policy accept;
-		ip saddr {POD_NETWORK} oifname != {{ "lo", "{BRIDGE}", "{LINK}" }} masquerade
-	}}
+{masqueraded}	}}
 "#
-        )
-    }
+    )
 }
 
 fn set(name: &str, of: &str, elements: impl IntoIterator<Item = impl ToString>) -> String {

@@ -17,12 +17,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use hearth_host::networking::NodeSubnets;
 use hearth_network_policy::node::{Block, Isolation, Peers, Ports, Rule};
 use hearth_network_policy::objects::Protocol;
+use hearth_sys::cidr::Cidr;
 use nix::sched::{CloneFlags, setns};
 
 use super::*;
 use crate::testing;
+
+mod dual_stack;
 
 /// How long a connection may take that is possible.
 const CONNECTS: Duration = Duration::from_secs(10);
@@ -147,7 +151,7 @@ impl Net {
     }
 
     /// Answers connections to this address in the namespace with its name.
-    fn listen(&self, namespace: &'static str, address: [u8; 4], port: u16) {
+    fn listen(&self, namespace: &'static str, address: impl Into<IpAddr>, port: u16) {
         let address = SocketAddr::from((address, port));
         let listener = self.inside(namespace, || TcpListener::bind(address).unwrap());
         thread::spawn(move || {
@@ -160,7 +164,7 @@ impl Net {
     }
 
     /// A connection from a namespace whose listener sends back what it gets.
-    fn hold(&self, from: &str, to: [u8; 4], port: u16) -> TcpStream {
+    fn hold(&self, from: &str, to: impl Into<IpAddr>, port: u16) -> TcpStream {
         let to = SocketAddr::from((to, port));
         self.inside(from, || TcpStream::connect_timeout(&to, CONNECTS).unwrap())
     }
@@ -172,7 +176,28 @@ impl Net {
         })
     }
 
-    fn echo(&self, namespace: &'static str, address: [u8; 4], port: u16) {
+    /// The link-local address of a namespace's interface, once it has been probed for duplicates.
+    fn link_local(&self, namespace: &str) -> std::net::Ipv6Addr {
+        let own = self.name(namespace);
+        let arguments = [
+            "-n", &own, "-6", "-o", "addr", "show", "eth0", "scope", "link",
+        ];
+        for _ in 0..100 {
+            let shown = Command::new("ip").args(arguments).output().unwrap();
+            let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+            let mut words = shown.split_whitespace().skip_while(|word| *word != "inet6");
+            let address = words
+                .nth(1)
+                .and_then(|word| word.split('/').next()?.parse().ok());
+            match address {
+                Some(address) if !shown.contains("tentative") => return address,
+                _ => thread::sleep(Duration::from_millis(100)),
+            }
+        }
+        panic!("{namespace} has no link-local address");
+    }
+
+    fn echo(&self, namespace: &'static str, address: impl Into<IpAddr>, port: u16) {
         let address = SocketAddr::from((address, port));
         let listener = self.inside(namespace, || TcpListener::bind(address).unwrap());
         thread::spawn(move || {
@@ -184,9 +209,18 @@ impl Net {
     }
 
     /// Connects from a namespace: what answers, and the address that it sees.
-    fn ask(&self, from: &str, to: [u8; 4], port: u16, bound: Duration) -> io::Result<String> {
+    fn ask(
+        &self,
+        from: &str,
+        to: impl Into<IpAddr>,
+        port: u16,
+        bound: Duration,
+    ) -> io::Result<String> {
+        self.ask_at(from, SocketAddr::from((to, port)), bound)
+    }
+
+    fn ask_at(&self, from: &str, to: SocketAddr, bound: Duration) -> io::Result<String> {
         self.inside(from, || {
-            let to = SocketAddr::from((to, port));
             let mut stream = TcpStream::connect_timeout(&to, bound)?;
             stream.set_read_timeout(Some(bound))?;
             let mut answer = String::new();
@@ -195,15 +229,17 @@ impl Net {
         })
     }
 
-    fn answers(&self, from: &str, to: [u8; 4], port: u16) -> String {
+    fn answers(&self, from: &str, to: impl Into<IpAddr>, port: u16) -> String {
+        let to = to.into();
         match self.ask(from, to, port, CONNECTS) {
             Ok(answer) => answer,
-            Err(error) => panic!("{from} to {}:{port}: {error}", Ipv4Addr::from(to)),
+            Err(error) => panic!("{from} to {to} port {port}: {error}"),
         }
     }
 
     /// The connection is refused at once, and not only dropped.
-    fn refused(&self, from: &str, to: [u8; 4], port: u16) {
+    fn refused(&self, from: &str, to: impl Into<IpAddr>, port: u16) {
+        let to = to.into();
         let error = self.ask(from, to, port, CONNECTS).unwrap_err();
         let kinds = [
             io::ErrorKind::HostUnreachable,
@@ -211,20 +247,19 @@ impl Net {
             io::ErrorKind::ConnectionRefused,
             io::ErrorKind::PermissionDenied,
         ];
-        let to = Ipv4Addr::from(to);
         assert!(
             kinds.contains(&error.kind()),
-            "{from} to {to}:{port}: {error:?}"
+            "{from} to {to} port {port}: {error:?}"
         );
     }
 
-    fn silent(&self, from: &str, to: [u8; 4], port: u16) {
+    fn silent(&self, from: &str, to: impl Into<IpAddr>, port: u16) {
+        let to = to.into();
         let error = self.ask(from, to, port, SILENCE).unwrap_err();
-        let to = Ipv4Addr::from(to);
         assert_eq!(
             error.kind(),
             io::ErrorKind::TimedOut,
-            "{from} to {to}:{port}: {error:?}"
+            "{from} to {to} port {port}: {error:?}"
         );
     }
 
@@ -261,16 +296,32 @@ impl Net {
     }
 }
 
+const RANGES: ClusterRanges = ClusterRanges::DEFAULT;
+
+/// Rules of a node without pods.
 fn nodes() -> Rules {
-    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), Pods::None)
+    rules(Pods::None)
+}
+
+fn rules(pods: Pods) -> Rules {
+    let nodes = [NODE_ADDRESS, OTHER_NODE].map(IpAddr::from);
+    Rules::of(nodes, Some(RANGES), pods)
 }
 
 /// With this policy of the node's pods.
 fn with_policy(policy: Option<NodePolicy>) -> Rules {
-    let network = Network::of("10.208.3.0/24".parse().unwrap()).unwrap();
+    let v4 = "10.208.3.0/24".parse().unwrap();
+    let subnets = NodeSubnets { v4, v6: None };
     let policy = policy.map(Arc::new);
-    let pods = Pods::BuiltIn { network, policy };
-    Rules::of([NODE_ADDRESS, OTHER_NODE].map(IpAddr::from), pods)
+    rules(Pods::BuiltIn { subnets, policy })
+}
+
+fn block(network: &str, except: &str) -> Peers {
+    let of = |text: &str| text.parse::<Cidr>().unwrap().into();
+    Peers::Block(Block {
+        network: of(network),
+        except: vec![of(except)],
+    })
 }
 
 #[tokio::test]
@@ -316,9 +367,7 @@ async fn another_pod_network_has_its_own_rules() {
     net.refused(OUTSIDE, POD_ONE, 80);
     net.refused(ONE, NODE_ADDRESS, 7835);
 
-    let pods = Pods::OtherNetwork;
-    let nodes = [NODE_ADDRESS, OTHER_NODE].map(IpAddr::from);
-    filter.set(Rules::of(nodes, pods)).await.unwrap();
+    filter.set(rules(Pods::OtherNetwork)).await.unwrap();
     assert_eq!(net.answers(OUTSIDE, POD_ONE, 80), "one 192.0.2.9");
     assert_eq!(net.answers(ONE, NEIGHBOUR, 80), "outside 10.208.3.2");
     assert_eq!(net.answers(ONE, NODE_ADDRESS, 7835), "node 10.208.3.2");
@@ -433,7 +482,11 @@ async fn pods_reach_a_list_of_ports_on_nodes() {
     net.answers(ONE, NEIGHBOUR, 7835);
     // The addresses of the nodes change.
     filter
-        .set(Rules::of([IpAddr::from(NODE_ADDRESS)], Pods::None))
+        .set(Rules::of(
+            [IpAddr::from(NODE_ADDRESS)],
+            Some(RANGES),
+            Pods::None,
+        ))
         .await
         .unwrap();
     net.answers(ONE, OTHER_NODE, 9100);
@@ -491,7 +544,7 @@ fn isolated(ingress: Vec<Rule>, egress: Vec<Rule>) -> NodePolicy {
         ]
         .into(),
         chains: vec![ingress, egress],
-        sets: vec![[Ipv4Addr::from(POD_FAR)].into()],
+        sets: vec![[IpAddr::from(POD_FAR)].into()],
     }
 }
 
@@ -532,10 +585,7 @@ async fn policies_hold_for_each_packet_of_a_pod() {
     says(&to).unwrap();
     says(&from).unwrap();
 
-    let block = Peers::Block(Block {
-        network: Network::of("192.0.2.0/24".parse().unwrap()).unwrap(),
-        except: vec![Network::of("192.0.2.1/32".parse().unwrap()).unwrap()],
-    });
+    let block = block("192.0.2.0/24", "192.0.2.1/32");
     let ports = [(80, 80), (84, 90), (86, 86)];
     let policy = isolated(
         vec![permit(Peers::Set(0), &ports)],
@@ -563,7 +613,7 @@ async fn policies_hold_for_each_packet_of_a_pod() {
     // A pod that the policy does not know yet.
     let two = Ipv4Addr::from([10, 208, 3, 3]);
     let mut without_two = policy;
-    without_two.pods.remove(&two);
+    without_two.pods.remove(&two.into());
     filter.set(with_policy(Some(without_two))).await.unwrap();
     net.silent(TWO, NEIGHBOUR, 80);
     net.silent(FAR, two.octets(), 80);
@@ -579,6 +629,28 @@ async fn policies_hold_for_each_packet_of_a_pod() {
     net.silent(ONE, NEIGHBOUR, 80);
     net.silent(FAR, POD_ONE, 80);
     net.answers(ONE, GATEWAY, 53);
+}
+
+/// A node that does not know the ranges of its cluster: other machines may have those of any.
+#[tokio::test]
+async fn without_ranges_nothing_is_forwarded_and_no_machine_is_shut_out() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    net.within(OUTSIDE, "addr add 10.208.9.9/32 dev eth0");
+    net.within(NODE, "route add 10.208.9.9/32 dev lan0");
+    net.listen(OUTSIDE, [10, 208, 9, 9], 80);
+    net.listen(OUTSIDE, NEIGHBOUR, 80);
+    net.answers(ONE, NEIGHBOUR, 80);
+
+    filter.set(nodes()).await.unwrap();
+    net.refused(NODE, [10, 208, 9, 9], 80);
+    let nodes = [NODE_ADDRESS, OTHER_NODE].map(IpAddr::from);
+    filter
+        .set(Rules::of(nodes, None, Pods::None))
+        .await
+        .unwrap();
+    net.answers(NODE, [10, 208, 9, 9], 80);
+    net.silent(ONE, NEIGHBOUR, 80);
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
-//! The kernel state of the mesh: two links, a route, and the peers.
+//! The kernel state of the mesh: two links, a route for each family, and the peers.
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use hearth_api::identity::MeshSecret;
-use hearth_api::names::{POD_NETWORK, PORT_MESH};
-use hearth_host::networking::PodRange;
+use hearth_api::names::PORT_MESH;
+use hearth_api::ranges::ClusterRanges;
+use hearth_host::networking::{NodeSubnets, Subnet, cidr};
 use hearth_sys::cidr::{Cidr, CidrError};
-use hearth_sys::netlink::{Netlink, NetlinkError, Route};
+use hearth_sys::netlink::{Link, LinkKind, Netlink, NetlinkError, Route};
 use hearth_sys::sysctl::{self, SysctlError};
 use hearth_sys::wireguard::{Peer, Wireguard, WireguardError};
 
@@ -36,8 +36,10 @@ pub enum MachineError {
 pub struct Own {
     /// Private key of the WireGuard interface.
     pub secret: MeshSecret,
-    /// Pod range of the node.
-    pub range: PodRange,
+    /// The addresses of the node's pods.
+    pub subnets: NodeSubnets,
+    /// The addresses of all pods.
+    pub ranges: ClusterRanges,
 }
 
 /// The operations on the kernel state. Every call is idempotent, and may be interrupted: the next
@@ -48,8 +50,8 @@ pub trait Machine: Send + Sync + 'static {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError>;
     /// Sets the peers; others are removed.
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError>;
-    /// Forwards packets, for another pod network than the built-in one.
-    async fn forward(&self) -> Result<(), MachineError>;
+    /// Forwards packets of IPv4, and of IPv6 in a dual-stack cluster.
+    async fn forward(&self, ranges: &ClusterRanges) -> Result<(), MachineError>;
     /// Removes everything.
     async fn take_down(&self) -> Result<(), MachineError>;
 }
@@ -60,48 +62,43 @@ pub struct Kernel {
     /// Whether the machine forwards packets. (The process runs as long as the machine, so at its
     /// start it does not.)
     forwards: AtomicBool,
+    /// The same for IPv6.
+    forwards_v6: AtomicBool,
 }
 
 #[async_trait]
 impl Machine for Kernel {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError> {
         let netlink = Netlink::open()?;
-        let gateway = own.range.gateway();
-        let [a, b, c, d] = gateway.octets();
+        let [a, b, c, d] = own.subnets.gateway().octets();
         // A locally administered MAC address, unique for each node.
-        let bridge = netlink.add_bridge(BRIDGE, [0x0a, 0x58, a, b, c, d]).await?;
+        let mac = [0x0a, 0x58, a, b, c, d];
+        let bridge = netlink.add_bridge(BRIDGE, mac).await?;
         netlink.set_mtu(bridge.index, MTU).await?;
-        let address = Cidr::new(gateway.into(), own.range.cidr().prefix())?;
-        netlink.set_ipv4_addresses(bridge.index, &[address]).await?;
-
         let link = netlink.add_wireguard(LINK).await?;
         netlink.set_mtu(link.index, MTU).await?;
         let wireguard = Wireguard::open().await?;
         wireguard
             .set_device(LINK, own.secret.expose(), PORT_MESH)
             .await?;
-        // Packets that the node itself sends to pods on other nodes, and masqueraded ones, must
-        // have a source address of its own range.
-        let alone = Cidr::new(gateway.into(), 32)?;
-        netlink.set_ipv4_addresses(link.index, &[alone]).await?;
-        let route = Route {
-            destination: POD_NETWORK.parse()?,
-            gateway: None,
-            metric: 0,
-            source: Some(IpAddr::V4(gateway)),
-        };
-        netlink.replace_route(link.index, route).await?;
-
-        // Strict reverse path filtering against forged source addresses.
-        for link in [BRIDGE, LINK] {
-            sysctl::set(&format!("net.ipv4.conf.{link}.rp_filter"), "1")?;
-        }
-        self.forward().await
+        connect(&netlink, &bridge, &link, own).await?;
+        self.forward(&own.ranges).await
     }
 
-    async fn forward(&self) -> Result<(), MachineError> {
+    async fn forward(&self, ranges: &ClusterRanges) -> Result<(), MachineError> {
         self.forwards.store(true, Ordering::Relaxed);
-        Ok(sysctl::set("net.ipv4.ip_forward", "1")?)
+        sysctl::set("net.ipv4.ip_forward", "1")?;
+        if ranges.v6.is_some() {
+            let links = Netlink::open()?.list_links().await?;
+            // A router ignores advertisements of other routers, and forgets the routes that it has from
+            // them, unless it is told otherwise before.
+            for link in uplinks(&links) {
+                sysctl::set_of_link("ipv6", &link.name, "accept_ra", "2")?;
+            }
+            self.forwards_v6.store(true, Ordering::Relaxed);
+            sysctl::set("net.ipv6.conf.all.forwarding", "1")?;
+        }
+        Ok(())
     }
 
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError> {
@@ -117,6 +114,161 @@ impl Machine for Kernel {
             sysctl::set("net.ipv4.ip_forward", "0")?;
             self.forwards.store(false, Ordering::Relaxed);
         }
+        if self.forwards_v6.load(Ordering::Relaxed) {
+            sysctl::set("net.ipv6.conf.all.forwarding", "0")?;
+            self.forwards_v6.store(false, Ordering::Relaxed);
+        }
         Ok(())
+    }
+}
+
+/// Gives both links the node's own addresses, and routes packets to all pods through the mesh. Packets that the
+/// node itself sends to pods on other nodes, and masqueraded ones, must have a source address of its
+/// own range.
+async fn connect(
+    netlink: &Netlink,
+    bridge: &Link,
+    link: &Link,
+    own: &Own,
+) -> Result<(), MachineError> {
+    let subnets: Vec<Subnet> = own.subnets.all().collect();
+    let on_bridge = |it: &Subnet| Cidr::new(it.gateway, it.range.prefix());
+    let on_bridge: Vec<Cidr> = subnets.iter().map(on_bridge).collect::<Result<_, _>>()?;
+    let alone = subnets.iter().map(|it| Cidr::host(it.gateway));
+    let alone: Vec<Cidr> = alone.collect();
+    for (link, addresses) in [(bridge, on_bridge), (link, alone)] {
+        netlink.set_ipv4_addresses(link.index, &addresses).await?;
+        netlink.set_ipv6_addresses(link.index, &addresses).await?;
+        // Strict reverse path filtering against forged source addresses. IPv6 does not have it: the
+        // packet filter compares source addresses.
+        sysctl::set_of_link("ipv4", &link.name, "rp_filter", "1")?;
+        // A pod must not make routes of the node. These links have no routers.
+        sysctl::set_of_link("ipv6", &link.name, "accept_ra", "0")?;
+    }
+    let v6 = own.ranges.v6.map(|ranges| cidr(ranges.pods));
+    let pods = [cidr(own.ranges.v4.pods)].into_iter().chain(v6);
+    for (destination, subnet) in pods.zip(subnets) {
+        let route = Route {
+            destination,
+            gateway: None,
+            metric: 0,
+            source: Some(subnet.gateway),
+        };
+        netlink.replace_route(link.index, route).await?;
+    }
+    Ok(())
+}
+
+/// The interfaces to other machines: Ethernet devices, and VLANs of them.
+fn uplinks(links: &[Link]) -> impl Iterator<Item = &Link> {
+    let is_device = |link: &Link| link.kind == LinkKind::Ethernet;
+    links.iter().filter(move |link| {
+        let parent = link.name.rsplit_once('.').map(|(parent, _)| parent);
+        let is_vlan = || {
+            links
+                .iter()
+                .any(|it| is_device(it) && parent == Some(&it.name))
+        };
+        is_device(link) || link.kind == LinkKind::Virtual && is_vlan()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::testing::dual_stack_ranges;
+    use hearth_host::networking::PodRange;
+    use hearth_sys::testing::in_own_network;
+
+    use super::*;
+
+    fn own(ranges: ClusterRanges) -> Own {
+        let range: PodRange = "10.208.3.0/24".parse().unwrap();
+        Own {
+            secret: MeshSecret::generate(),
+            subnets: range.subnets(&ranges).unwrap(),
+            ranges,
+        }
+    }
+
+    /// A setting or a table of the test's network.
+    fn read(path: &str) -> String {
+        let path = format!("/proc/{path}");
+        std::fs::read_to_string(&path).expect(&path)
+    }
+
+    /// With a bridge instead of WireGuard, which many kernels do not have.
+    #[test]
+    fn the_node_has_an_address_and_a_route_of_each_family() {
+        in_own_network(async {
+            let netlink = Netlink::open().unwrap();
+            let bridge = netlink.add_bridge(BRIDGE, [2, 0, 0, 0, 0, 1]).await;
+            let bridge = bridge.unwrap();
+            let link = netlink.add_bridge(LINK, [2, 0, 0, 0, 0, 2]).await.unwrap();
+            let addresses = async |link: &Link| {
+                let all = netlink.addresses(link.index).await.unwrap().into_iter();
+                let given = all.filter(|cidr| !cidr.to_string().starts_with("fe80"));
+                let mut given: Vec<_> = given.map(|cidr| cidr.to_string()).collect();
+                given.sort();
+                given
+            };
+            let dual = own(dual_stack_ranges());
+            for _ in 0..2 {
+                connect(&netlink, &bridge, &link, &dual).await.unwrap();
+                let both = ["10.208.3.1/24", "fd00:1:0:3::1/64"];
+                assert_eq!(addresses(&bridge).await, both);
+                let both = ["10.208.3.1/32", "fd00:1:0:3::1/128"];
+                assert_eq!(addresses(&link).await, both);
+            }
+            // fd00:1::/48, and 10.208.0.0/12.
+            let routes = read("thread-self/net/ipv6_route");
+            let to_pods = format!("fd000001{} 30", "0".repeat(24));
+            let to_pods = routes.lines().find(|line| line.starts_with(&to_pods));
+            assert!(to_pods.is_some_and(|line| line.ends_with(LINK)), "{routes}");
+            let routes = read("thread-self/net/route");
+            assert!(routes.contains("hearth-mesh\t0000D00A"), "{routes}");
+            for link in [BRIDGE, LINK] {
+                let accepts = read(&format!("sys/net/ipv6/conf/{link}/accept_ra"));
+                assert_eq!(accepts.trim(), "0");
+            }
+
+            let kernel = Kernel::default();
+            kernel.forward(&ClusterRanges::DEFAULT).await.unwrap();
+            let forwards = || read("sys/net/ipv6/conf/all/forwarding").trim().to_owned();
+            assert_eq!(forwards(), "0");
+            kernel.forward(&dual.ranges).await.unwrap();
+            assert_eq!(forwards(), "1");
+            kernel.take_down().await.unwrap();
+            assert_eq!(forwards(), "0");
+            assert_eq!(read("sys/net/ipv4/ip_forward").trim(), "0");
+            let links = netlink.list_links().await.unwrap();
+            assert!(
+                links
+                    .iter()
+                    .all(|link| link.name != BRIDGE && link.name != LINK)
+            );
+        });
+    }
+
+    #[test]
+    fn advertisements_are_accepted_from_other_machines_only() {
+        let link = |name: &str, kind| Link {
+            index: 1,
+            name: name.to_owned(),
+            mac: None,
+            kind,
+            up: true,
+            carrier: true,
+            mtu: 1500,
+        };
+        let links = [
+            link("lo", LinkKind::Loopback),
+            link("eth0", LinkKind::Ethernet),
+            link("eth0.7", LinkKind::Virtual),
+            link("veth1.7", LinkKind::Virtual),
+            link(BRIDGE, LinkKind::Virtual),
+            link(LINK, LinkKind::Other),
+        ];
+        let names: Vec<_> = uplinks(&links).map(|link| &link.name[..]).collect();
+        assert_eq!(names, ["eth0", "eth0.7"]);
     }
 }

@@ -1,14 +1,15 @@
 //! The mesh: an encrypted network between the pods of all nodes.
 //!
-//! While there may be pods on this node, it has a pod network: a range of addresses that the
-//! curators have assigned to it permanently. Its pods are connected to a bridge, [`BRIDGE`].
+//! While there may be pods on this node, it has a pod network: a range of IPv4 addresses that the
+//! curators have assigned to it permanently, and in a dual-stack cluster the range of IPv6 that
+//! belongs to it ([`PodRange::subnets`]). Its pods are connected to a bridge, [`BRIDGE`].
 //! Packets to pods on other nodes go through one WireGuard interface, [`LINK`], whose peers are the
-//! other workers. The allowed IPs of each peer are its range, so a node can only send packets from
+//! other workers. The allowed IPs of each peer are its ranges, so a node can only send packets from
 //! addresses of its own pods. The network between the nodes is not trusted: nothing is forwarded before
 //! the packet filter is in place ([`firewall`](crate::firewall)).
 //!
 //! Why WireGuard alone and not one of the usual overlays: it is in the kernel, needs no daemon, and
-//! of the cluster it only needs what is in [`View`]. There is one route for all
+//! of the cluster it only needs what is in [`View`]. There is one route of each family for all
 //! pods and not one for each node: WireGuard's allowed IPs select the node, and they have to be
 //! correct in any case.
 //!
@@ -43,6 +44,7 @@ use hearth_agent::{
 };
 use hearth_api::identity::{MeshSecret, NodeId};
 use hearth_api::names::PORT_MESH;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{NodeRoles, UpdateNodeClusterNetworkingRequest};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
@@ -103,14 +105,14 @@ async fn follow_pods<M: Machine>(ctx: &Context, worker: &Worker<M>) -> Outcome {
     let health = Health::of(ctx);
     loop {
         let work = async {
-            if pods == PodsPossible::BuiltIn {
-                return take_part(&health, worker, &member).await;
+            if let PodsPossible::BuiltIn(ranges) = pods {
+                return take_part(&health, worker, &member, ranges).await;
             }
             worker.tell(None);
             worker.machine.take_down().await?;
-            if pods == PodsPossible::OtherNetwork {
-                worker.packet_filter.watch().next().await?;
-                worker.machine.forward().await?;
+            if let PodsPossible::OtherNetwork(ranges) = pods {
+                worker.filters(ranges).await?;
+                worker.machine.forward(&ranges).await?;
             }
             health.good();
             std::future::pending().await
@@ -128,6 +130,13 @@ impl<M> Worker<M> {
             self.pod_network.set(network);
         }
     }
+
+    /// Waits until the packet filter is in place, with rules about these ranges.
+    async fn filters(&self, ranges: ClusterRanges) -> Result<(), event::Closed> {
+        let mut filters = self.packet_filter.watch();
+        let now = filters.wait_for(|filter| filter.ranges == Some(ranges));
+        now.await.map(drop)
+    }
 }
 
 fn is_worker(roles: &NodeRoles) -> bool {
@@ -138,6 +147,7 @@ async fn take_part<M: Machine>(
     health: &Health<'_>,
     worker: &Worker<M>,
     member: &MemberData,
+    ranges: ClusterRanges,
 ) -> Outcome {
     let kept = key::load_or_make(&worker.file)?;
     let (assigned_writer, assigned) = event::value::<PodRange>();
@@ -147,7 +157,7 @@ async fn take_part<M: Machine>(
     let ask = |connection| ask(worker, &kept, connection, &assigned_writer);
     tokio::select! {
         outcome = for_each_connection(&worker.connection, ask) => outcome,
-        outcome = keep(health, worker, member, &kept.secret, assigned) => outcome,
+        outcome = keep(health, worker, member, (&kept.secret, ranges), assigned) => outcome,
     }
 }
 
@@ -238,25 +248,24 @@ async fn keep<M: Machine>(
     health: &Health<'_>,
     worker: &Worker<M>,
     member: &MemberData,
-    secret: &MeshSecret,
+    (secret, ranges): (&MeshSecret, ClusterRanges),
     assigned: Value<PodRange>,
 ) -> Outcome {
-    let mut ranges = assigned.watch();
-    let mut range = ranges.next().await?;
-    worker.packet_filter.watch().next().await?;
+    let mut all_assigned = assigned.watch();
+    let mut range = all_assigned.next().await?;
+    worker.filters(ranges).await?;
     loop {
+        let subnets = range.subnets(&ranges)?;
         let own = Own {
             secret: secret.clone(),
-            range,
+            subnets,
+            ranges,
         };
         worker.machine.set_up(&own).await?;
-        worker.tell(Some(PodNetwork {
-            range: range.cidr(),
-            gateway: range.gateway().into(),
-        }));
+        worker.tell(Some(PodNetwork { ranges, subnets }));
         tokio::select! {
-            outcome = follow_peers(health, worker, member) => return outcome,
-            other = ranges.wait_for(|other| *other != range) => range = other?,
+            outcome = follow_peers(health, worker, member, &ranges) => return outcome,
+            other = all_assigned.wait_for(|other| *other != range) => range = other?,
         }
     }
 }
@@ -266,13 +275,14 @@ async fn follow_peers<M: Machine>(
     health: &Health<'_>,
     worker: &Worker<M>,
     member: &MemberData,
+    ranges: &ClusterRanges,
 ) -> Outcome {
     let mut watcher = PeerWatcher::new(member, &worker.view, &worker.learned, &worker.address);
     let mut told: Option<Vec<Peer>> = None;
     loop {
         // Without a view the peers are not changed.
         let known = watcher.known();
-        let peers = known.view.as_ref().map(|view| peers(known, view));
+        let peers = known.view.as_ref().map(|view| peers(known, view, ranges));
         if peers.is_some() && told != peers {
             worker
                 .machine
@@ -287,20 +297,26 @@ async fn follow_peers<M: Machine>(
 
 /// The other workers of the cluster, ordered by ID. A peer without a known address can still
 /// connect by itself.
-fn peers(known: &PeerResolver, view: &View) -> Vec<Peer> {
+fn peers(known: &PeerResolver, view: &View, ranges: &ClusterRanges) -> Vec<Peer> {
     let addresses = known.addresses();
-    let peer = |id: &NodeId, networking: Networking| Peer {
-        key: *networking.key.as_bytes(),
-        endpoint: addresses
-            .get(id)
-            .map(|address| SocketAddr::new(*address, PORT_MESH)),
-        networks: [networking.range.cidr()].into(),
+    let peer = |id: &NodeId, networking: Networking| {
+        let subnets = networking.range.subnets(ranges);
+        let subnets = subnets
+            .inspect_err(|error| tracing::warn!(%id, %error, "no peer"))
+            .ok()?;
+        Some(Peer {
+            key: *networking.key.as_bytes(),
+            endpoint: addresses
+                .get(id)
+                .map(|address| SocketAddr::new(*address, PORT_MESH)),
+            networks: subnets.all().map(|subnet| subnet.range).collect(),
+        })
     };
     let others = view
         .nodes
         .iter()
         .filter(|(id, node)| **id != known.own && is_worker(&node.roles) && view.has(id));
     others
-        .filter_map(|(id, node)| Some(peer(id, node.networking?)))
+        .filter_map(|(id, node)| peer(id, node.networking?))
         .collect()
 }

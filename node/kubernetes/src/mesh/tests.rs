@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use hearth_agent::testing::{Fake, record};
 use hearth_api::identity::MeshKey;
-use hearth_api::testing::Script;
+use hearth_api::testing::{Script, dual_stack_ranges};
 use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{ClusterNetworking, Node};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
+use hearth_host::networking::NodeSubnets;
 use hearth_sys::netlink::NetlinkError;
 use hearth_sys::nftables::Nftables;
 use tokio::sync::watch;
@@ -23,9 +24,10 @@ use super::*;
 #[derive(Clone, Debug, Default, PartialEq)]
 struct State {
     /// Public key and range.
-    own: Option<(MeshKey, PodRange)>,
+    own: Option<(MeshKey, NodeSubnets)>,
     peers: Vec<Peer>,
-    forwards: bool,
+    /// For these ranges.
+    forwards: Option<ClusterRanges>,
 }
 
 struct Fakery {
@@ -53,7 +55,7 @@ impl Fakery {
 #[async_trait]
 impl Machine for Arc<Fakery> {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError> {
-        let own = (own.secret.public(), own.range);
+        let own = (own.secret.public(), own.subnets);
         self.change(|state| state.own = Some(own))
     }
 
@@ -65,8 +67,8 @@ impl Machine for Arc<Fakery> {
         })
     }
 
-    async fn forward(&self) -> Result<(), MachineError> {
-        self.change(|state| state.forwards = true)
+    async fn forward(&self, ranges: &ClusterRanges) -> Result<(), MachineError> {
+        self.change(|state| state.forwards = Some(*ranges))
     }
 
     async fn take_down(&self) -> Result<(), MachineError> {
@@ -108,7 +110,7 @@ impl Meshing {
     async fn after(prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(&directory.path().join("mesh.pb"));
-        let test = Self::with(directory, PodsPossible::BuiltIn).await;
+        let test = Self::with(directory, BUILT_IN).await;
         test.filter();
         test
     }
@@ -160,9 +162,14 @@ impl Meshing {
     }
 
     fn filter(&self) {
+        self.filter_for(Some(ClusterRanges::DEFAULT));
+    }
+
+    fn filter_for(&self, ranges: Option<ClusterRanges>) {
         self.packet_filter.set(PacketFilter {
             nftables: Nftables::at("nft".into()),
             table: "hearth",
+            ranges,
         });
     }
 
@@ -185,8 +192,14 @@ impl Meshing {
     }
 }
 
+const BUILT_IN: PodsPossible = PodsPossible::BuiltIn(ClusterRanges::DEFAULT);
+
 fn range(number: usize) -> PodRange {
-    PodRange::all().nth(number).unwrap()
+    PodRange::all(&ClusterRanges::DEFAULT).nth(number).unwrap()
+}
+
+fn subnets(number: usize) -> NodeSubnets {
+    range(number).subnets(&ClusterRanges::DEFAULT).unwrap()
 }
 
 fn key(number: u8) -> MeshKey {
@@ -222,13 +235,13 @@ async fn a_node_takes_part_while_it_may_have_pods() {
     test.connect();
     let mut networks = test.pod_network.watch();
     let network = next("the pods' network", &mut networks).await.unwrap();
-    assert_eq!(network.range.to_string(), "10.208.3.0/24");
-    assert_eq!(network.gateway.to_string(), "10.208.3.1");
+    assert_eq!(network.subnets, subnets(3));
+    assert_eq!(network.ranges, ClusterRanges::DEFAULT);
     let state = test
         .until("it is set up", |state| state.own.is_some())
         .await;
     let (public, of) = state.own.unwrap();
-    assert_eq!(of, range(3));
+    assert_eq!(of, subnets(3));
     let said = test.fake.curator.seen().mesh_keys;
     assert_eq!(said, [public.as_bytes().to_vec()]);
 
@@ -237,9 +250,9 @@ async fn a_node_takes_part_while_it_may_have_pods() {
     test.until("all is taken away", |state| *state == State::default())
         .await;
     // Set up again immediately, with the same key.
-    test.pods.set(PodsPossible::BuiltIn);
+    test.pods.set(BUILT_IN);
     let state = test.until("it is back", |state| state.own.is_some()).await;
-    assert_eq!(state.own, Some((public, range(3))));
+    assert_eq!(state.own, Some((public, subnets(3))));
     let again = next("the pods' network", &mut networks).await;
     assert_eq!(again, Some(network));
 }
@@ -321,7 +334,7 @@ async fn what_fails_is_done_again_and_what_is_asked_for_once_is_known() {
     let state = test
         .until("it is set up", |state| state.own.is_some())
         .await;
-    assert_eq!(state.own.unwrap().1, range(5));
+    assert_eq!(state.own.unwrap().1, subnets(5));
     *test.machine.failing() = 1;
     test.sees(&[worker(2)]);
     test.until("a peer", |state| state.peers.len() == 1).await;
@@ -340,13 +353,13 @@ async fn a_node_that_was_given_a_range_needs_no_curator_for_it() {
         range: Some(range(9)),
     };
     let mut test = Meshing::after(|file| key::save(file, &kept).unwrap()).await;
-    let given = Some((public, range(9)));
+    let given = Some((public, subnets(9)));
     test.until("it is set up", |state| state.own == given).await;
 
     // The curators have another range, because the node's disk was restored from a backup.
     test.fake.curator.set_pod_range(Ok("10.208.6.0/24".into()));
     test.connect();
-    let given = Some((public, range(6)));
+    let given = Some((public, subnets(6)));
     test.until("it has the other one", |state| state.own == given)
         .await;
     let of_disk = key::load_or_make(&test.file).unwrap();
@@ -381,16 +394,50 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
 #[tokio::test]
 async fn nothing_is_forwarded_before_the_packet_filter_is_in_place() {
     let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, PodsPossible::BuiltIn).await;
+    let mut test = Meshing::with(directory, BUILT_IN).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
     let asked = test.fake.curator.until(|seen| !seen.mesh_keys.is_empty());
     hearth_base::testing::within_timeout("its range", asked).await;
     assert_never("a network", test.pod_network.watch().some()).await;
     assert_eq!(*test.state.borrow_and_update(), State::default());
+    // With rules of a time when the node did not know the cluster's settings.
+    test.filter_for(None);
+    assert_never("a network", test.pod_network.watch().some()).await;
     test.filter();
     test.until("it is set up", |state| state.own.is_some())
         .await;
+}
+
+#[tokio::test]
+async fn in_a_dual_stack_cluster_there_is_a_subnet_of_each_family() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut test = Meshing::with(directory, PodsPossible::BuiltIn(dual_stack_ranges())).await;
+    test.filter_for(Some(dual_stack_ranges()));
+    test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
+    test.connect();
+    let state = test.until("it is set up", |state| state.own.is_some());
+    let (_, of) = state.await.own.unwrap();
+    assert_eq!(of, range(1).subnets(&dual_stack_ranges()).unwrap());
+    // One peer has addresses of another cluster's network.
+    let foreign = Node {
+        networking: Some(ClusterNetworking {
+            pod_range: "192.168.1.0/24".into(),
+            ..Networking {
+                key: key(3),
+                range: range(3),
+            }
+            .into()
+        }),
+        ..worker(3)
+    };
+    test.sees(&[worker(2), foreign]);
+    let networks = ["10.208.2.0/24", "fd00:1:0:2::/64"];
+    let wanted = vec![Peer {
+        networks: networks.map(|network| network.parse().unwrap()).into(),
+        ..peer(2, "192.0.2.2:7839")
+    }];
+    test.until("one peer", |state| state.peers == wanted).await;
 }
 
 #[tokio::test]
@@ -408,13 +455,17 @@ async fn without_pods_nothing_is_done() {
 #[tokio::test]
 async fn for_another_network_packets_are_forwarded_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, PodsPossible::OtherNetwork).await;
+    let mut test = Meshing::with(
+        directory,
+        PodsPossible::OtherNetwork(ClusterRanges::DEFAULT),
+    )
+    .await;
     test.connect();
     assert_never("a network", test.pod_network.watch().some()).await;
     assert_eq!(*test.state.borrow_and_update(), State::default());
     test.filter();
     let forwarding = State {
-        forwards: true,
+        forwards: Some(ClusterRanges::DEFAULT),
         ..State::default()
     };
     test.until("it forwards", |state| *state == forwarding)

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use hearth_agent::View;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState, PodNetwork};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
-use hearth_network_policy::node::Network;
+use hearth_host::networking::NodeSubnets;
 
 use super::nodes::{Cluster, Member};
 
@@ -33,12 +34,13 @@ async fn follow(worker: &Worker) -> Outcome {
     let mut all_settings = worker.settings.watch();
     let mut settings = all_settings.next().await?;
     loop {
+        let ranges = ClusterRanges::of(&settings)?;
         let cluster = Arc::new(Cluster {
             patterns: settings.synchronized_labels.clone(),
             taint_control_plane: settings.control_plane_scheduling()
                 == ControlPlaneScheduling::Tainted,
             other_network: settings.pod_network() == PodNetwork::None,
-            ..of_view(&view)
+            ..of_view(&view, ranges)
         });
         if worker.cluster.value().get().as_ref() != Some(&cluster) {
             worker.cluster.set(cluster);
@@ -50,11 +52,14 @@ async fn follow(worker: &Worker) -> Outcome {
     }
 }
 
-fn of_view(view: &View) -> Cluster {
+fn of_view(view: &View, ranges: ClusterRanges) -> Cluster {
     let up = view.nodes.iter();
     let up = up.filter(|(_, node)| node.state == NodeState::Up);
     let member = |node: &hearth_agent::Seen| {
         let labels = node.labels.iter();
+        let subnets = node.networking.map(|part| part.range.subnets(&ranges));
+        // One of another network has no pods here.
+        let subnets = subnets.and_then(Result::ok);
         Member {
             worker: node.roles.kubernetes_worker.is_some(),
             controller: node.roles.kubernetes_controller.is_some(),
@@ -62,12 +67,17 @@ fn of_view(view: &View) -> Cluster {
             labels: labels
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
-            gateway: node.networking.map(|part| part.range.gateway()),
-            network: (node.networking).and_then(|part| Network::of(part.range.cidr())),
+            gateway: subnets.map(|subnets| subnets.gateway()),
+            networks: subnets
+                .iter()
+                .flat_map(NodeSubnets::all)
+                .map(|subnet| subnet.range)
+                .collect(),
         }
     };
     Cluster {
         nodes: up.map(|(id, node)| (*id, member(node))).collect(),
+        ranges,
         ..Cluster::default()
     }
 }

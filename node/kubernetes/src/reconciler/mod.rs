@@ -244,7 +244,7 @@ impl<'a> Rounds<'a> {
         let mut missing = None;
         let mut constant = objects::constant();
         if !cluster.other_network {
-            constant.push(objects::dns_service());
+            constant.push(objects::dns_service(&cluster.ranges));
             constant.extend(policies::constant());
         }
         for wanted in constant.into_iter().chain(admission::policies()) {
@@ -306,7 +306,7 @@ impl<'a> Rounds<'a> {
         }
         let mut done = true;
         let workers = cluster.nodes.iter().filter(|(_, member)| member.worker);
-        let networks = workers.filter_map(|(node, member)| Some((*node, member.network?)));
+        let networks = workers.map(|(node, member)| (*node, member.networks.clone()));
         let objects = hearth_network_policy::plan::Objects {
             pods,
             namespaces,

@@ -10,8 +10,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_api::ranges::ClusterRanges;
 use hearth_kubernetes_api::fields::Node;
-use hearth_network_policy::node::Network;
+use hearth_sys::cidr::Cidr;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -34,6 +35,8 @@ pub struct Cluster {
     pub taint_control_plane: bool,
     /// Pods have another network than the built-in one.
     pub other_network: bool,
+    /// The addresses of pods and services.
+    pub ranges: ClusterRanges,
 }
 
 /// A node of the cluster.
@@ -49,8 +52,8 @@ pub struct Member {
     pub labels: BTreeMap<String, String>,
     /// Gateway address of its pod network, if it has one.
     pub gateway: Option<Ipv4Addr>,
-    /// The addresses of its pods.
-    pub network: Option<Network>,
+    /// The addresses of its pods, of each family.
+    pub networks: Vec<Cidr>,
 }
 
 /// The changes that are needed.

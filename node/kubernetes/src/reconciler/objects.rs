@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use hearth_api::identity::NodeId;
-use hearth_api::names::SERVICE_DNS;
+use hearth_api::ranges::ClusterRanges;
 use hearth_host::pki::kubernetes::{Certificate, NODES};
 use hearth_kubernetes_api::kinds::{self, Kind, RBAC};
 use hearth_kubernetes_api::{ApiError, Client, MANAGER};
@@ -96,6 +96,11 @@ fn role() -> Wanted {
             "verbs": ["get", "list", "watch"],
         },
         {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        },
+        {
             "apiGroups": [""],
             "resources": ["persistentvolumes"],
             "verbs": ["get", "list", "watch"],
@@ -174,14 +179,14 @@ fn default_account() -> Wanted {
 }
 
 /// The DNS service, without a selector, because its endpoints are nodes and not pods.
-pub fn dns_service() -> Wanted {
+pub fn dns_service(ranges: &ClusterRanges) -> Wanted {
     let body = json!({
         "metadata": { "labels": {
             "k8s-app": DNS,
             "kubernetes.io/cluster-service": "true",
         }},
         "spec": {
-            "clusterIP": SERVICE_DNS,
+            "clusterIP": ranges.dns_service(),
             "ports": [
                 { "name": "dns", "protocol": "UDP", "port": 53, "targetPort": 53 },
                 { "name": "dns-tcp", "protocol": "TCP", "port": 53, "targetPort": 53 },

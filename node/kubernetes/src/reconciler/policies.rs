@@ -123,7 +123,7 @@ mod tests {
         let node = NodeId::from_bytes([1; 16]);
         let first = u32::from_be_bytes([10, 0, 0, 0]);
         let set = (first..first + 80_000)
-            .map(std::net::Ipv4Addr::from)
+            .map(|bits| std::net::Ipv4Addr::from(bits).into())
             .collect();
         let policy = NodePolicy {
             sets: vec![set],

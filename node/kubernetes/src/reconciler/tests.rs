@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_api::ranges::ClusterRanges;
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::TestSupervisor;
+use hearth_host::networking::NodeSubnets;
 use hearth_host::pki::kubernetes::Certificate;
 use hearth_kubernetes_api::kinds::{self, Kind};
 use hearth_kubernetes_api::{ApiError, Client, Objects};
 use hearth_kubernetes_dns::Dns;
-use hearth_network_policy::node::{Network, NodePolicy};
+use hearth_network_policy::node::NodePolicy;
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
 use http::StatusCode;
@@ -26,6 +28,8 @@ use super::{Reconciler, Timing, lease, run};
 use crate::program::Progress;
 use crate::testing::{self, eventually};
 use crate::volumes::{self, Volumes};
+
+mod dual_stack;
 
 fn id(digit: u8) -> NodeId {
     NodeId::from_bytes([digit; 16])
@@ -121,7 +125,7 @@ fn worker(last: u8, labels: &[(&str, &str)]) -> Member {
         controller: false,
         labels: labels.iter().map(owned).collect(),
         gateway: Some(Ipv4Addr::new(10, 208, last, 1)),
-        network: Network::of(format!("10.208.{last}.0/24").parse().unwrap()),
+        networks: vec![format!("10.208.{last}.0/24").parse().unwrap()],
     }
 }
 
@@ -232,7 +236,7 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     roles.merge("hearth:node", &weaker).await.unwrap();
     eventually("what was taken away is there again", || async {
         let role = found(&roles, "hearth:node").await?;
-        let whole = role["rules"].as_array()?.len() == 2;
+        let whole = role["rules"].as_array()?.len() == 3;
         (whole && found(&classes, volumes::CLASS).await.is_some()).then_some(())
     })
     .await;
@@ -609,7 +613,7 @@ async fn names_follow_services(plane: &mut testing::Cluster, kube: &Client) {
     let files = tempfile::tempdir().unwrap();
     let (client, clients) = event::value();
     client.set(plane.client(&Certificate::Node(id(1))));
-    let (zone, at) = serve_names(files.path(), clients).await;
+    let (zone, at) = serve_names(files.path(), clients, ClusterRanges::DEFAULT).await;
     let services = kube.within("default", kinds::SERVICES);
     let service = json!({
         "metadata": { "name": "web" },
@@ -642,19 +646,26 @@ async fn names_follow_services(plane: &mut testing::Cluster, kube: &Client) {
 }
 
 /// The DNS server of a node, at an address of this machine.
-async fn serve_names(files: &Path, client: event::Value<Client>) -> (TestSupervisor, SocketAddr) {
+async fn serve_names(
+    files: &Path,
+    client: event::Value<Client>,
+    ranges: ClusterRanges,
+) -> (TestSupervisor, SocketAddr) {
     let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = free.local_addr().unwrap();
     drop(free);
     let (writer, pod_network) = event::value();
     writer.set(Some(hearth_host::handover::PodNetwork {
-        range: "127.0.0.0/8".parse().unwrap(),
-        gateway: at.ip(),
+        ranges,
+        subnets: NodeSubnets {
+            v4: "127.0.0.0/24".parse().unwrap(),
+            v6: None,
+        },
     }));
     let dns = Arc::new(Dns {
         resolv_conf: files.join("resolv.conf"),
         port: at.port(),
-        admits: |_| true,
+        admits: |_, _| true,
         pod_network,
         client,
     });
@@ -671,9 +682,13 @@ async fn serve_names(files: &Path, client: event::Value<Client>) -> (TestSupervi
 }
 
 async fn resolve(at: SocketAddr, name: &str) -> Vec<String> {
+    resolve_as(at, name, RecordType::A).await
+}
+
+async fn resolve_as(at: SocketAddr, name: &str, kind: RecordType) -> Vec<String> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let mut question = Message::new(7, MessageType::Query, OpCode::Query);
-    question.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    question.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     socket
         .send_to(&question.to_vec().unwrap(), at)
         .await

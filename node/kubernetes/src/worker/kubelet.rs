@@ -17,7 +17,8 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, SERVICE_DNS, ports};
+use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{Value, Writer};
 use hearth_base::in_use::ReadLock;
@@ -32,6 +33,7 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
+use super::super::addresses::NodeAddresses;
 use super::super::containerd::{self, Imported};
 use super::super::program::{self, Profile, Program, Progress, probe};
 use super::super::registries::provider;
@@ -66,7 +68,9 @@ pub(crate) struct Worker {
 /// What its configuration depends on.
 struct Facts {
     name: String,
-    address: IpAddr,
+    addresses: NodeAddresses,
+    /// The addresses of pods and services.
+    ranges: ClusterRanges,
     /// `None`: the pods have another network than the built-in one.
     network: Option<PodNetwork>,
     /// Whether this node is a controller as well.
@@ -80,7 +84,11 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let parts = &worker.parts;
     let mut clients = worker.client.watch();
     let mut networks = parts.pod_network.watch();
-    let mut addresses = parts.address.watch();
+    let ranges = match worker.pods {
+        PodsPossible::BuiltIn(ranges) | PodsPossible::OtherNetwork(ranges) => ranges,
+        PodsPossible::None => return Err(Failure::msg("internal error: expected pods")),
+    };
+    let mut all_addresses = parts.addresses(&ranges);
     let mut all_roles = parts.local_roles.watch();
     let mut settings = parts.settings.value().watch();
     let known = async {
@@ -88,16 +96,17 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         let mut imported = worker.imported.watch();
         imported.wait_for(Result::is_ok).await?.ok();
         let network = match worker.pods {
-            PodsPossible::BuiltIn => Some(networks.some().await?),
-            PodsPossible::None | PodsPossible::OtherNetwork => None,
+            PodsPossible::BuiltIn(_) => Some(networks.some().await?),
+            PodsPossible::None | PodsPossible::OtherNetwork(_) => None,
         };
-        let address = addresses.next().await?;
+        let addresses = all_addresses.next().await?;
         let client = clients.next().await?;
         let controller = is_controller(&all_roles.next().await?);
         let registry_ports = provider::ports(&*settings.next().await?);
         let facts = Facts {
             name,
-            address,
+            addresses,
+            ranges,
             network,
             controller,
             registry_ports,
@@ -124,8 +133,8 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
             moved = networks.wait_for(|now| *now != facts.network) => {
                 moved.map(|_| "the pod network has changed")
             }
-            moved = addresses.wait_for(|now| *now != facts.address) => {
-                moved.map(|_| "the node's address has changed")
+            moved = all_addresses.changed(&facts.addresses) => {
+                moved.map(|()| "the node's addresses have changed")
             }
             other = all_roles.wait_for(|roles| is_controller(roles) != facts.controller) => {
                 other.map(|_| "the node's roles have changed")
@@ -211,7 +220,7 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
         .flag("config", files.config(name))
         .flag("kubeconfig", files.kubeconfig(name))
         .flag("hostname-override", &facts.name)
-        .flag("node-ip", facts.address.to_string())
+        .flag("node-ip", facts.addresses.to_string())
         .flag("root-dir", &root.kubelet)
         .flag("cert-dir", work)
         .flag(
@@ -232,8 +241,8 @@ fn configuration(root: &Root, facts: &Facts, reserve: Reserve) -> Json {
     let socket = root.ephemeral.containerd_socket();
     // The DNS server on the node itself; in another network, what is installed there.
     let dns = match &facts.network {
-        Some(network) => network.gateway.to_string(),
-        None => SERVICE_DNS.to_owned(),
+        Some(network) => network.subnets.gateway(),
+        None => facts.ranges.dns_service(),
     };
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -289,6 +298,7 @@ fn configuration(root: &Root, facts: &Facts, reserve: Reserve) -> Json {
 mod tests {
     use futures::FutureExt as _;
     use futures::stream::{iter, pending};
+    use hearth_host::networking::NodeSubnets;
 
     use super::*;
     use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, root};
@@ -296,10 +306,17 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             name: "hearth-x".into(),
-            address: [192, 0, 2, 7].into(),
+            addresses: NodeAddresses {
+                primary: [192, 0, 2, 7].into(),
+                second: None,
+            },
+            ranges: ClusterRanges::DEFAULT,
             network: Some(PodNetwork {
-                range: "10.208.3.0/24".parse().unwrap(),
-                gateway: "10.208.3.1".parse().unwrap(),
+                ranges: ClusterRanges::DEFAULT,
+                subnets: NodeSubnets {
+                    v4: "10.208.3.0/24".parse().unwrap(),
+                    v6: None,
+                },
             }),
             controller: true,
             registry_ports: BTreeSet::new(),
@@ -313,6 +330,18 @@ mod tests {
             let lines = bundle.lines(&command(&root(), &facts(), &bundle.bundle));
             check(include_str!("../snapshot/kubelet.txt"), &lines);
         }
+    }
+
+    #[test]
+    fn a_node_of_both_families_says_so() {
+        let mut facts = facts();
+        facts.addresses.second = "2001:db8::7".parse().ok();
+        let bundle = EmptyBundle::of(KUBERNETES[0]);
+        let lines = bundle.lines(&command(&root(), &facts, &bundle.bundle));
+        assert!(
+            lines.contains("--node-ip=192.0.2.7,2001:db8::7\n"),
+            "{lines}"
+        );
     }
 
     #[test]

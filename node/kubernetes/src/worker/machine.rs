@@ -80,8 +80,8 @@ pub(super) async fn prepare(turn: &MachineLock, root: &Root, pods: PodsPossible)
     turn.take(move || {
         make(&root)?;
         match pods {
-            PodsPossible::OtherNetwork => make_for_other_network(&root),
-            PodsPossible::None | PodsPossible::BuiltIn => Ok(()),
+            PodsPossible::OtherNetwork(_) => make_for_other_network(&root),
+            PodsPossible::None | PodsPossible::BuiltIn(_) => Ok(()),
         }
     })
     .await?

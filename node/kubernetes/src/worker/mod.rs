@@ -37,6 +37,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use futures::future::select_all;
 use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::in_use::ReadLock;
@@ -76,9 +77,10 @@ pub(super) async fn run(
     let wanted = "waiting for the cluster's settings";
     condition.set(RoleCondition::unmet("WaitingForControlPlane", wanted));
     let known = parts.settings.value().watch().next().await?;
+    let ranges = ClusterRanges::of(&known)?;
     let pods = match known.pod_network() {
-        v1::PodNetwork::Unspecified | v1::PodNetwork::BuiltIn => PodsPossible::BuiltIn,
-        v1::PodNetwork::None => PodsPossible::OtherNetwork,
+        v1::PodNetwork::Unspecified | v1::PodNetwork::BuiltIn => PodsPossible::BuiltIn(ranges),
+        v1::PodNetwork::None => PodsPossible::OtherNetwork(ranges),
     };
     condition.set(RoleCondition::unmet("Starting", "preparing the machine"));
     parts.may_have_pods.set(pods);
@@ -177,10 +179,10 @@ fn start(
         images: imported,
         programs: vec![(Binary::Containerd, containerd), (Binary::Kubelet, kubelet)],
     };
-    if pods == PodsPossible::BuiltIn {
+    if let PodsPossible::BuiltIn(ranges) = pods {
         services::of_built_in_network(ctx, parts, &facts.client)?;
         facts.network = Some(parts.pod_network.clone());
-        let proxy = start_proxy(ctx, parts, bundle, &facts.client, ready)?;
+        let proxy = start_proxy(ctx, parts, bundle, (&facts.client, ranges), ready)?;
         facts.programs.push((Binary::Proxy, proxy));
     }
     Ok(facts)
@@ -202,13 +204,14 @@ fn start_proxy(
     ctx: &Context,
     parts: &Arc<Worker>,
     bundle: &Arc<Bundle>,
-    client: &Value<Client>,
+    (client, ranges): (&Value<Client>, ClusterRanges),
     ready: Value<usize>,
 ) -> Result<Value<Progress>, Failure> {
     let (writer, progress) = event::value();
     let worker = Arc::new(proxy::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
+        ranges,
         client: client.clone(),
         ready,
         progress: writer,

@@ -1,4 +1,5 @@
-//! The CNI configuration: one bridge on the node, and an address of the node's range for each pod.
+//! The CNI configuration: one bridge on the node, and for each pod an address of the node's range of each
+//! family.
 //!
 //! The bridge belongs to the mesh, which creates it before this file is written. Allocated
 //! addresses are stored in memory, because no pod outlives the boot. There is no masquerading here:
@@ -20,6 +21,16 @@ pub(super) const FILE: &str = "10-hearth.conflist";
 
 /// The content of the file. `addresses` is the directory of allocated addresses.
 pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
+    let subnets = network.subnets.all();
+    let ranges = subnets.map(|subnet| {
+        json!([{
+            "subnet": subnet.range.to_string(),
+            "gateway": subnet.gateway,
+        }])
+    });
+    let all = [Some(Cidr::ALL_V4), network.subnets.v6.map(|_| Cidr::ALL_V6)];
+    let routes = all.into_iter().flatten();
+    let routes = routes.map(|all| json!({ "dst": all.to_string() }));
     json!({
         "cniVersion": "0.4.0",
         "name": "hearth",
@@ -34,11 +45,8 @@ pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
                 "ipam": {
                     "type": "host-local",
                     "dataDir": addresses,
-                    "ranges": [[{
-                        "subnet": network.range.to_string(),
-                        "gateway": network.gateway,
-                    }]],
-                    "routes": [{ "dst": Cidr::ALL_V4.to_string() }],
+                    "ranges": ranges.collect::<Vec<_>>(),
+                    "routes": routes.collect::<Vec<_>>(),
                 },
             },
             { "type": "portmap", "backend": "nftables", "capabilities": { "portMappings": true } },
@@ -48,13 +56,19 @@ pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::ranges::ClusterRanges;
+    use hearth_host::networking::NodeSubnets;
+
     use super::*;
 
     #[test]
     fn pods_get_addresses_of_the_nodes_range() {
-        let network = PodNetwork {
-            range: "10.208.3.0/24".parse().unwrap(),
-            gateway: "10.208.3.1".parse().unwrap(),
+        let mut network = PodNetwork {
+            ranges: ClusterRanges::DEFAULT,
+            subnets: NodeSubnets {
+                v4: "10.208.3.0/24".parse().unwrap(),
+                v6: None,
+            },
         };
         let list = conflist(&network, Path::new("/e/addresses"));
         let bridge = &list["plugins"][0];
@@ -63,6 +77,15 @@ mod tests {
         assert_eq!(range["subnet"], "10.208.3.0/24");
         assert_eq!(range["gateway"], "10.208.3.1");
         assert_eq!(bridge["ipam"]["dataDir"], "/e/addresses");
-        assert_eq!(bridge["ipam"]["routes"][0]["dst"], "0.0.0.0/0");
+        assert_eq!(bridge["ipam"]["ranges"][1], Value::Null);
+        assert_eq!(bridge["ipam"]["routes"], json!([{ "dst": "0.0.0.0/0" }]));
+
+        network.subnets.v6 = "fd00:1:2:3::/64".parse().ok();
+        let list = conflist(&network, Path::new("/e/addresses"));
+        let ipam = &list["plugins"][0]["ipam"];
+        let second = json!([{ "subnet": "fd00:1:2:3::/64", "gateway": "fd00:1:2:3::1" }]);
+        assert_eq!(ipam["ranges"][1], second);
+        let routes = json!([{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }]);
+        assert_eq!(ipam["routes"], routes);
     }
 }

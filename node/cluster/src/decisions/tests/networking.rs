@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use hearth_api::identity::{MeshKey, MeshSecret};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_host::networking::{Networking, PodRange};
 
@@ -74,7 +75,7 @@ fn full(node: u8) -> FullRecord {
 fn found(records: &Records, id: NodeId, key: &MeshKey) -> Found {
     let owner = |range| records.at(state::pod_range_key(range), state::decode_owner);
     // The lowest ranges are assigned first, so these are enough.
-    let ranges = || PodRange::all().take(usize::from(NODES) + 1);
+    let ranges = || PodRange::all(&ClusterRanges::DEFAULT).take(usize::from(NODES) + 1);
     let mut own = ranges().filter_map(|range| Some(owner(range)?.map(|owner| (owner, range))));
     Found {
         own: own
@@ -271,7 +272,7 @@ fn what_cannot_be_given_is_refused() {
     let none = Found::default;
     assert_eq!(decide(&node, none()), Err(Rejection::NoPodRange));
     // A range that an older image has dropped from the record is found by the index.
-    let content = PodRange::all().nth(7).unwrap();
+    let content = PodRange::all(&ClusterRanges::DEFAULT).nth(7).unwrap();
     let own = Some(Versioned {
         content,
         revision: 1,

@@ -44,6 +44,8 @@ pub enum Certificate<'a> {
         node: NodeId,
         /// The address of that node.
         address: IpAddr,
+        /// The address of the API servers' service.
+        service: Ipv4Addr,
         /// Further names and addresses by which clients reach it.
         hosts: &'a [Host],
     },
@@ -163,6 +165,7 @@ impl Certificate<'_> {
             Self::ApiServer {
                 node,
                 address,
+                service,
                 hosts,
             } => {
                 names.extend(
@@ -177,7 +180,7 @@ impl Certificate<'_> {
                 names.push(format!("kubernetes.default.svc.{}", pods::DOMAIN));
                 names.push(node.to_string());
                 addresses.extend([
-                    pods::API_SERVICE.into(),
+                    (*service).into(),
                     Ipv4Addr::LOCALHOST.into(),
                     Ipv6Addr::LOCALHOST.into(),
                     *address,

@@ -62,6 +62,7 @@ fn all(operator: &UserName) -> Vec<(Certificate<'_>, &'static str)> {
             Certificate::ApiServer {
                 node,
                 address,
+                service: [10, 224, 0, 1].into(),
                 hosts: &[],
             },
             "CN=kube-apiserver",
@@ -147,6 +148,7 @@ fn servers_are_known_by_every_name_that_leads_to_them() {
         names_of(Certificate::ApiServer {
             node,
             address,
+            service: [10, 224, 0, 1].into(),
             hosts: &hosts,
         }),
         [
@@ -326,6 +328,7 @@ fn openssl_believes_them() {
         Certificate::ApiServer {
             node: id,
             address,
+            service: [10, 224, 0, 1].into(),
             hosts: &[],
         },
         Certificate::KubeletServer { node: id, address },

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use hearth_api::testing::dual_stack_ranges;
+
 use super::*;
 use crate::snapshot::{EmptyBundle, KUBERNETES, check, difference, root};
 
@@ -15,18 +17,23 @@ fn is_as_committed(committed: &str, program: impl Fn(&Bundle) -> Program) {
 }
 
 fn with_address(bundle: &Bundle, address: IpAddr) -> Program {
+    with_ranges(bundle, address, &ClusterRanges::DEFAULT)
+}
+
+fn with_ranges(bundle: &Bundle, address: IpAddr, ranges: &ClusterRanges) -> Program {
+    let ports = Ports::default();
     apiserver(
         bundle,
         &root(),
-        Ports::default(),
-        address,
+        ports,
+        (address, ranges),
         AuditLevel::Metadata,
     )
 }
 
 #[test]
 fn the_programs_are_started_as_committed() {
-    let network = PodNetwork::BuiltIn;
+    let network = (PodNetwork::BuiltIn, &ClusterRanges::DEFAULT);
     let companion = |profile| {
         move |bundle: &Bundle| companion(bundle, &root(), Ports::default(), profile, network)
     };
@@ -47,15 +54,31 @@ fn the_programs_are_started_as_committed() {
 #[test]
 fn another_pod_network_gets_the_ranges_of_the_nodes() {
     let bundle = EmptyBundle::of(KUBERNETES[0]);
-    let with = |network| {
-        let (root, ports) = (root(), Ports::default());
-        let program = companion(&bundle.bundle, &root, ports, CONTROLLER_MANAGER, network);
+    let with = |network, ranges| {
+        let (root, ports, pods) = (root(), Ports::default(), (network, ranges));
+        let program = companion(&bundle.bundle, &root, ports, CONTROLLER_MANAGER, pods);
         bundle.lines(&program)
     };
     let expected = "---allocate-node-cidrs=false\n+--allocate-node-cidrs=true\n\
                     +--cluster-cidr=10.208.0.0/12\n";
-    let (built_in, other) = (with(PodNetwork::BuiltIn), with(PodNetwork::None));
+    let (usual, dual) = (&ClusterRanges::DEFAULT, &dual_stack_ranges());
+    let built_in = with(PodNetwork::BuiltIn, usual);
+    let other = with(PodNetwork::None, usual);
     assert_eq!(difference(&built_in, &other), expected);
+    assert_eq!(with(PodNetwork::BuiltIn, dual), built_in);
+    let expected = "---cluster-cidr=10.208.0.0/12\n+--cluster-cidr=10.208.0.0/12,fd00:1::/48\n\
+                    +--node-cidr-mask-size-ipv4=24\n+--node-cidr-mask-size-ipv6=64\n";
+    assert_eq!(difference(&other, &with(PodNetwork::None, dual)), expected);
+}
+
+#[test]
+fn services_of_a_dual_stack_cluster_have_both_families() {
+    let bundle = EmptyBundle::of(KUBERNETES[0]);
+    let with = |ranges| bundle.lines(&with_ranges(&bundle.bundle, ADDRESS, ranges));
+    let expected = "---service-cluster-ip-range=10.224.0.0/16\n\
+                    +--service-cluster-ip-range=10.224.0.0/16,fd00:2::/112\n";
+    let (one, both) = (with(&ClusterRanges::DEFAULT), with(&dual_stack_ranges()));
+    assert_eq!(difference(&one, &both), expected);
 }
 
 #[test]
