@@ -15,8 +15,8 @@ use anyhow::{Context, bail, ensure};
 use hearth_api::client::{Channel, Endpoint};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names;
-use hearth_api::v1::NodeParameters;
 use hearth_api::v1::node_management_client::NodeManagementClient;
+use hearth_api::v1::{NetworkConfig, NodeParameters};
 use hearth_lab::Owner;
 use hearth_lab::formation::shown_key;
 use hearth_qemu::command::{Boot, Machine, Rtc};
@@ -45,6 +45,8 @@ pub struct Node {
     pub more_fw_cfg: Vec<Item>,
     /// The owner of the cluster, which its original parameters found.
     pub owner: Owner,
+    /// Its addresses, in all of its parameters; `None`: by DHCP.
+    network_config: Option<NetworkConfig>,
     machine: Machine,
     run_dir: RunDir,
     forwards: Vec<PortForward>,
@@ -77,6 +79,10 @@ impl Node {
 
     /// Sets the parameters for the next boot.
     pub fn tell(&mut self, parameters: &NodeParameters) {
+        let mut parameters = parameters.clone();
+        if let Some(config) = &self.network_config {
+            parameters.network_config = Some(config.clone());
+        }
         self.parameters = Some(parameters.encode_to_vec());
     }
 

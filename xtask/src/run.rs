@@ -90,6 +90,10 @@ pub(crate) struct Args {
     /// Ready
     #[arg(long, conflicts_with = "parameters")]
     kubernetes: bool,
+    /// Give a new cluster IPv6 besides IPv4: its pods and services get ranges of both, and its nodes static addresses of the
+    /// emulated network's subnets
+    #[arg(long, conflicts_with = "parameters")]
+    dual_stack: bool,
     /// Use this Kubernetes bundle: a folder like the one that `cargo xtask bundle` prints
     #[arg(long, value_name = "DIR", requires = "kubernetes")]
     bundle: Option<PathBuf>,
@@ -287,6 +291,7 @@ impl Args {
             disk_bytes: self.disk,
             nodes: self.nodes,
             kubernetes: self.kubernetes,
+            dual_stack: self.dual_stack,
         })
     }
 
@@ -353,7 +358,11 @@ fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
         Some(config) if config.offline => "; offline",
         _ => "",
     };
-    ui.say(format_args!("{what}{nodes}; {storage}{offline}"));
+    let families = match record.dual_stack {
+        true => "; IPv4 and IPv6",
+        false => "",
+    };
+    ui.say(format_args!("{what}{nodes}; {storage}{families}{offline}"));
 }
 
 /// One run, after everything was built.

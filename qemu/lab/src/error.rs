@@ -44,6 +44,9 @@ pub enum LabError {
         /// The underlying error.
         source: RecordError,
     },
+    /// The parameters of a node are not those of a node.
+    #[error("cannot parse the parameters of a node")]
+    Parameters(#[from] prost::DecodeError),
     /// There is no cluster in the state folder.
     #[error("no cluster exists; create one with `cargo xtask run`")]
     NoCluster,

@@ -31,6 +31,7 @@
 
 pub mod boot;
 pub mod conformance;
+pub mod dual_stack;
 pub mod error;
 pub mod events;
 pub mod fleet;

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use hearth_api::names;
+use hearth_api::v1::NodeParameters;
 use hearth_qemu::accel::{self, Accel};
 use hearth_qemu::cluster::{Member, NetworkSpec, Place};
 use hearth_qemu::command::{Boot, Machine, TpmInterface};
@@ -12,8 +13,10 @@ use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::switch::{NetworkOptions, WayOut};
 
+use prost::Message as _;
+
 use crate::record::{Artifacts, ClusterRecord, MachineConfig};
-use crate::{LabError, Result};
+use crate::{LabError, Result, dual_stack};
 
 /// The gateway of the machines' network. All clusters can use the same: their networks are separate.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -133,18 +136,30 @@ impl Blueprint {
         if self.config.kubernetes {
             forwards.push(names::PORT_KUBERNETES);
         }
-        let options = NetworkOptions {
+        let options = self.network_options();
+        network(&self.artifacts.switch, options, record.nodes, &forwards)
+    }
+
+    fn network_options(&self) -> NetworkOptions {
+        NetworkOptions {
             gateway: GATEWAY,
             way_out: (!self.config.offline).then(WayOut::default),
             ..NetworkOptions::default()
-        };
-        network(&self.artifacts.switch, options, record.nodes, &forwards)
+        }
+    }
+
+    /// The parameters of the machine with this number, which in a dual-stack cluster have its addresses.
+    fn with_addresses(&self, parameters: Vec<u8>, number: u16) -> Result<Vec<u8>> {
+        let mut parameters = NodeParameters::decode(&parameters[..])?;
+        let config = dual_stack::network_config(&self.network_options(), number);
+        parameters.network_config = Some(config);
+        Ok(parameters.encode_to_vec())
     }
 
     /// A machine. A former member needs no parameters.
     ///
     /// # Errors
-    /// If no firmware is found.
+    /// If no firmware is found, or the parameters cannot be read.
     pub fn member(
         &self,
         record: &ClusterRecord,
@@ -152,6 +167,10 @@ impl Blueprint {
         parameters: Option<Vec<u8>>,
     ) -> Result<Member> {
         let item = |bytes| Item::bytes(names::FW_CFG_PARAMETERS, bytes);
+        let parameters = match (parameters, record.dual_stack) {
+            (Some(parameters), true) => Some(self.with_addresses(parameters, number)?),
+            (parameters, _) => parameters,
+        };
         let (disk_bus, card) = (self.config.disk_bus, self.config.card);
         let machine = Machine {
             disk_bus,

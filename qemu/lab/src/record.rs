@@ -77,6 +77,8 @@ pub struct RunOptions {
     pub nodes: Option<u16>,
     /// Whether its machines have Kubernetes.
     pub kubernetes: bool,
+    /// Whether machines, pods and services have IPv6, too.
+    pub dual_stack: bool,
 }
 
 /// What a cluster was founded with, and its current state.
@@ -87,6 +89,9 @@ pub struct ClusterRecord {
     pub storage: Option<Storage>,
     /// Hash of the parameters, if they are the user's.
     parameters_sha256: Option<String>,
+    /// Whether its machines, pods and services have IPv6, too.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub dual_stack: bool,
     /// Size of each node's disk.
     pub disk_bytes: u64,
     /// Current or requested number of nodes.
@@ -190,6 +195,7 @@ impl ClusterRecord {
                 None => Some(options.storage.unwrap_or_default()),
             },
             parameters_sha256: custom.map(sha256),
+            dual_stack: options.dual_stack,
             disk_bytes: options.disk_bytes.unwrap_or(ClusterRecord::DISK_BYTES),
             nodes: options.nodes.unwrap_or(1),
             members: BTreeMap::new(),
@@ -249,6 +255,9 @@ pub enum Conflict {
     /// Its disks do not have Kubernetes.
     #[error("this cluster's machines were made without Kubernetes; {OVER} to add it")]
     Kubernetes,
+    /// Its ranges of pods and services are of IPv4 alone.
+    #[error("this cluster was founded with IPv4 alone; {OVER} --dual-stack to have both")]
+    DualStack,
     /// It has more nodes than requested.
     #[error(
         "this cluster has {has} nodes, which is more than --nodes {wanted}: omit --nodes, remove nodes from the running cluster with `cargo xtask ctl -- node decommission` and `node delete`, or start over by `cargo xtask run --fresh --nodes {wanted}`"
@@ -311,6 +320,9 @@ pub fn diff(record: &ClusterRecord, options: &RunOptions) -> Result<(), Conflict
     let config = record.config.as_ref();
     if options.kubernetes && config.is_some_and(|config| !config.kubernetes) {
         return Err(Conflict::Kubernetes);
+    }
+    if options.dual_stack && !record.dual_stack {
+        return Err(Conflict::DualStack);
     }
     if let Some(wanted) = options.nodes {
         if wanted < record.nodes {

@@ -25,7 +25,7 @@ use prost::Message;
 
 use crate::owner::{self, Owner};
 use crate::record::{ClusterRecord, Conflict, MachineConfig, RunOptions, Storage, diff};
-use crate::{LabError, Result, hearthctl, machines};
+use crate::{LabError, Result, dual_stack, hearthctl, machines};
 
 const FOUNDING: &str = "founding.json";
 const PARAMETERS: &str = "parameters.pb";
@@ -140,6 +140,9 @@ impl State {
                 let mut configuration = record.storage.unwrap_or_default().configuration();
                 let kubernetes = configuration.kubernetes.get_or_insert_default();
                 kubernetes.api_address = machines::api_address().to_string();
+                if record.dual_stack {
+                    dual_stack::configure(&mut configuration);
+                }
                 let owner = Owner::create(&self.folder)?;
                 owner.founding(configuration, manifests).encode_to_vec()
             }
@@ -340,6 +343,34 @@ mod tests {
             bootstrap(&other).owner_public_key,
             bootstrap(&parameters).owner_public_key
         );
+    }
+
+    #[test]
+    fn a_cluster_is_founded_with_both_families_or_never_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = state(folder.path());
+        let dual = |fresh| RunOptions {
+            fresh,
+            dual_stack: true,
+            ..RunOptions::default()
+        };
+        let (record, _) = prepare(&state, RunOptions::default());
+        assert!(!record.dual_stack);
+        let error = state.begin(dual(false)).unwrap_err().to_string();
+        assert!(error.contains("--dual-stack"), "{error}");
+        let (record, parameters) = prepare(&state, dual(true));
+        assert!(record.dual_stack);
+        let configuration = bootstrap(&parameters)
+            .initial_cluster_configuration
+            .unwrap();
+        let kubernetes = configuration.kubernetes.unwrap();
+        assert_eq!(
+            (kubernetes.pod_ranges.len(), kubernetes.service_ranges.len()),
+            (2, 2)
+        );
+        // The next run need not repeat it.
+        assert!(prepare(&state, RunOptions::default()).0.dual_stack);
+        state.begin(dual(false)).unwrap();
     }
 
     #[test]

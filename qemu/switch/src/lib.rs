@@ -106,8 +106,7 @@ const GATEWAY_LINK_LOCAL: Ipv6Addr = {
 /// The default of [`NetworkOptions::gateway6`]: in a unique local prefix (RFC 4193) of our own.
 const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 1);
 
-/// Length of the IPv6 subnet's prefix.
-const PREFIX6: u8 = 64;
+const PREFIX6: u8 = NetworkOptions::PREFIX6;
 const MASK6: u128 = u128::MAX << (128 - PREFIX6);
 
 /// Options of a network. Fixed when it is started.
@@ -153,10 +152,19 @@ impl Default for NetworkOptions {
 }
 
 impl NetworkOptions {
+    /// Length of the IPv6 subnet's prefix.
+    pub const PREFIX6: u8 = 64;
+
     /// The address for the machine with this number: from the tenth of the subnet on.
     pub fn machine_address(&self, number: u16) -> Ipv4Addr {
         let network = u32::from(self.gateway) & self.mask();
         Ipv4Addr::from(network.saturating_add(10 + u32::from(number)))
+    }
+
+    /// The IPv6 address that the machine with this number may give itself; none is announced to it.
+    pub fn machine_address6(&self, number: u16) -> Ipv6Addr {
+        let network = self.gateway6.to_bits() & MASK6;
+        Ipv6Addr::from_bits(network + 10 + u128::from(number))
     }
 
     /// An address of the subnet that no machine has for itself ([`Self::machine_address`]): for machines that have it

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use hearth_api::names;
-use hearth_api::v1::{ClusterConfiguration, StorageSecurityPolicy};
+use hearth_api::v1::{ClusterConfiguration, NetworkConfig, StorageSecurityPolicy};
 use hearth_lab::owner::with_storage;
-use hearth_lab::{Owner, tool};
+use hearth_lab::{Owner, dual_stack, tool};
 use hearth_qemu::accel::Accel;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc, TpmInterface};
@@ -16,7 +16,7 @@ use hearth_qemu::firmware::Firmware;
 use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::network::{Forward, Link, Mac, Nic, PortForward, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
-use prost::Message;
+use hearth_qemu::switch::NetworkOptions;
 
 use super::Node;
 use crate::places::Occupant;
@@ -39,6 +39,8 @@ pub struct Plan<'a> {
     manifests: Vec<String>,
     forwards: Vec<PortForward>,
     runs_kubernetes: bool,
+    /// Its addresses; `None`: by DHCP.
+    network_config: Option<NetworkConfig>,
 }
 
 /// The disk of a node.
@@ -96,6 +98,7 @@ impl<'a> Plan<'a> {
             manifests: Vec::new(),
             forwards: Vec::new(),
             runs_kubernetes: false,
+            network_config: None,
         }
     }
 
@@ -235,6 +238,16 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With an address of each family in the network of several machines, as the one with this number, and ranges of both
+    /// families for pods and services in the cluster that it founds.
+    pub fn dual_stack(self, number: u16) -> Self {
+        let config = dual_stack::network_config(&NetworkOptions::default(), number);
+        Self {
+            network_config: Some(config),
+            ..self.configured(dual_stack::configure)
+        }
+    }
+
     /// With these Kubernetes objects in the cluster that it founds, each in JSON.
     pub fn with_manifests(mut self, manifests: Vec<String>) -> Self {
         self.manifests = manifests;
@@ -288,15 +301,18 @@ impl<'a> Plan<'a> {
         }
         let owner = Owner::create(run_dir.path())?;
         let parameters = owner.founding(self.configuration, self.manifests);
-        Ok(Node {
-            parameters: Some(parameters.encode_to_vec()),
+        let mut node = Node {
+            parameters: None,
+            network_config: self.network_config,
             failpoint: None,
             more_fw_cfg: Vec::new(),
             machine: self.machine,
             forwards: self.forwards,
             run_dir,
             owner,
-        })
+        };
+        node.tell(&parameters);
+        Ok(node)
     }
 }
 

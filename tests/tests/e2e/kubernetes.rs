@@ -2,6 +2,7 @@
 //!
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
+mod dual_stack;
 mod first_day;
 mod situations;
 
