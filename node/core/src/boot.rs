@@ -314,8 +314,10 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     });
     // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
-    tokio::task::block_in_place(|| make_directories(&node.root.esp));
-    tokio::task::block_in_place(|| keep_record(&ctx, &node, &cluster_state, &time))?;
+    tokio::task::block_in_place(|| {
+        make_directories(&node.root.esp);
+        keep_record(&ctx, &node, &cluster_state, &time)
+    })?;
     let extensions = Arc::new(extensions::mount(&boot_disk, &node.root.extensions, report).await);
     let inputs = compose::Inputs {
         root: node.root.clone(),

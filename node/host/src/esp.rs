@@ -29,9 +29,9 @@ const USUAL: Duration = Duration::from_secs(2);
 /// the one before, up to the last.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// Finds the ESP, mounts it, and returns it: the node's other partitions are on the same disk. While the boot disk is missing, or is not the only one that it can be,
-/// it tries again and says on the console why: somebody has to attach or detach a disk, and to reboot
-/// would not help.
+/// Finds the ESP, mounts it, and returns it: the node's other partitions are on the same disk. While
+/// the boot disk is missing, or is not the only one that it can be, it tries again and says on the
+/// console why: somebody has to attach or detach a disk, and to reboot would not help.
 pub async fn mount(esp: &Esp) -> Result<PartitionDevice, Failure> {
     let [mut pause, longest] = PAUSES;
     loop {

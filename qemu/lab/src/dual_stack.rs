@@ -6,20 +6,22 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use hearth_api::ranges::{DEFAULT_POD_RANGES, DEFAULT_SERVICE_RANGES};
 use hearth_api::v1::network_config::Route;
 use hearth_api::v1::{ClusterConfiguration, NetworkConfig};
 use hearth_qemu::switch::NetworkOptions;
 
-/// Ranges of pods: the default one of IPv4, and one of IPv6 beside the network's subnet.
-const POD_RANGES: [&str; 2] = ["10.208.0.0/12", "fd68:6561:7275::/48"];
+/// The range of pods in IPv6, beside the network's subnet. Those of IPv4 are the default ones.
+const PODS: &str = "fd68:6561:7275::/48";
 /// The same of services.
-const SERVICE_RANGES: [&str; 2] = ["10.224.0.0/16", "fd68:6561:7276::/112"];
+const SERVICES: &str = "fd68:6561:7276::/112";
 
 /// Gives a cluster that is to be founded ranges of both families.
 pub fn configure(configuration: &mut ClusterConfiguration) {
     let kubernetes = configuration.kubernetes.get_or_insert_default();
-    kubernetes.pod_ranges = POD_RANGES.map(str::to_owned).into();
-    kubernetes.service_ranges = SERVICE_RANGES.map(str::to_owned).into();
+    let both = |v4: &[&str], v6| v4.iter().chain([&v6]).map(|&it| it.to_owned()).collect();
+    kubernetes.pod_ranges = both(DEFAULT_POD_RANGES, PODS);
+    kubernetes.service_ranges = both(DEFAULT_SERVICE_RANGES, SERVICES);
 }
 
 /// The network configuration of the machine with this number: an address of each family, and routes and a resolver by

@@ -241,8 +241,9 @@ pub fn plain(name: &Name) -> String {
     text
 }
 
-/// Looks up a question in the zone of a cluster with these ranges. Without a zone, that is before services and endpoints have been
-/// listed once, names of the cluster get SERVFAIL, because NXDOMAIN would be cached.
+/// Looks up a question in the zone of a cluster with these ranges. Without a zone, that is before
+/// services and endpoints have been listed once, names of the cluster get SERVFAIL, because NXDOMAIN
+/// would be cached.
 pub fn look_up(zone: Option<&Zone>, ranges: &ClusterRanges, query: &Query) -> Local {
     let mut answers = Vec::new();
     let mut name = query.name().clone();

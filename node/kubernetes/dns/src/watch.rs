@@ -97,10 +97,11 @@ fn service(object: fields::Service) -> Option<Service> {
             addresses.extend(others.filter(|other| other != address));
             let addresses = addresses.iter().filter_map(|address| address.parse().ok());
             let addresses: Vec<IpAddr> = addresses.take(FAMILIES).collect();
-            // None: not allocated yet.
-            Some(addresses)
-                .filter(|all| !all.is_empty())
-                .map(Target::Addresses)?
+            if addresses.is_empty() {
+                // Not allocated yet.
+                return None;
+            }
+            Target::Addresses(addresses)
         }
     };
     let ports = spec.ports.into_iter();
@@ -182,6 +183,7 @@ mod tests {
                 .all(|endpoint| endpoint.ports.len() == MAX_PORTS)
         );
     }
+
     #[test]
     fn an_endpoint_is_ready_unless_its_slice_denies_it() {
         let object = json!({

@@ -110,9 +110,9 @@ impl Network {
         self.0.contains(address)
     }
 
-    /// Whether it is of IPv4.
-    pub fn is_ipv4(self) -> bool {
-        self.0.address().is_ipv4()
+    /// Its first address.
+    pub fn first(self) -> IpAddr {
+        self.0.address()
     }
 }
 

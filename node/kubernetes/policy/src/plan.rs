@@ -34,17 +34,17 @@ pub fn plan(
     if objects.policies.is_empty() {
         return open().collect();
     }
-    let placed = |((namespace, _), pod): (&Key, &Pod)| {
+    let placed = objects.pods.iter().filter_map(|((namespace, _), pod)| {
         let networks = nodes.get(&pod.node)?;
         let is_own = |address: &&IpAddr| networks.iter().any(|it| it.contains(**address));
         let addresses: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
-        let pod = Pod {
+        (!addresses.is_empty()).then_some(Placed {
+            namespace,
+            pod,
             addresses,
-            ..pod.clone()
-        };
-        Some((namespace.clone(), pod)).filter(|(_, pod)| !pod.addresses.is_empty())
-    };
-    let pods: Vec<(String, Pod)> = objects.pods.iter().filter_map(placed).collect();
+        })
+    });
+    let pods: Vec<Placed<'_>> = placed.collect();
     let mut networks = nodes.values().flatten();
     let mut planner = Planner {
         objects,
@@ -55,11 +55,12 @@ pub fn plan(
     let mut all: BTreeMap<NodeId, Draft> = (nodes.keys().copied())
         .map(|node| (node, Draft::default()))
         .collect();
-    for (namespace, pod) in &pods {
+    for placed in &pods {
+        let (namespace, pod) = (placed.namespace, placed.pod);
         let ingress = planner.chain(Direction::Ingress, namespace, pod);
         let egress = planner.chain(Direction::Egress, namespace, pod);
         if let Some(draft) = all.get_mut(&pod.node) {
-            draft.add(&pod.addresses, ingress, egress);
+            draft.add(&placed.addresses, ingress, egress);
         }
     }
     let all = all.into_iter().map(|(node, draft)| (node, draft.policy));
@@ -80,10 +81,16 @@ enum PlannedPeers {
 /// ingress rules the pod's own ports.
 type Cause = (Direction, Vec<usize>, Vec<(String, Protocol, u16)>);
 
+/// A pod with the addresses of it that count.
+struct Placed<'a> {
+    namespace: &'a str,
+    pod: &'a Pod,
+    addresses: Vec<IpAddr>,
+}
+
 struct Planner<'a> {
     objects: Objects<'a>,
-    /// Namespace and pod, with the addresses that count.
-    pods: &'a [(String, Pod)],
+    pods: &'a [Placed<'a>],
     /// Whether pods can have addresses of IPv6.
     has_ipv6: bool,
     /// Many pods have the same rules.
@@ -149,9 +156,10 @@ impl Planner<'_> {
                 Some(block) => {
                     let network = Network::from(block.cidr);
                     // Pods without an address of a family connect to nobody of it.
-                    if network.is_ipv4() || self.has_ipv6 {
+                    if network.first().is_ipv4() || self.has_ipv6 {
                         let except = block.except.iter().copied().map(Network::from);
-                        let except = except.filter(|it| it.is_ipv4() == network.is_ipv4());
+                        let except =
+                            except.filter(|it| it.first().is_ipv4() == network.first().is_ipv4());
                         let except = except.collect();
                         all.push(PlannedPeers::Block(Block { network, except }));
                     }
@@ -169,20 +177,20 @@ impl Planner<'_> {
     fn selected(&self, own: &str, peer: &PeerRule) -> BTreeSet<IpAddr> {
         let nobody = peer.pod_selector.is_none() && peer.namespace_selector.is_none();
         let namespaces = &self.objects.namespaces;
-        let matches = |(namespace, pod): &&(String, Pod)| {
+        let matches = |placed: &&Placed<'_>| {
             let in_namespace = match &peer.namespace_selector {
-                None => namespace == own,
+                None => placed.namespace == own,
                 Some(selector) => {
-                    let key = (String::new(), namespace.clone());
+                    let key = (String::new(), placed.namespace.to_owned());
                     let found = namespaces.get(&key);
                     found.is_some_and(|it| selector.matches(&it.labels))
                 }
             };
             let selector = peer.pod_selector.as_ref();
-            in_namespace && selector.is_none_or(|selector| selector.matches(&pod.labels))
+            in_namespace && selector.is_none_or(|selector| selector.matches(&placed.pod.labels))
         };
         let pods = self.pods.iter().filter(|_| !nobody).filter(matches);
-        pods.flat_map(|(_, pod)| pod.addresses.iter().copied())
+        pods.flat_map(|placed| placed.addresses.iter().copied())
             .collect()
     }
 
@@ -228,8 +236,8 @@ impl Planner<'_> {
             PlannedPeers::Block(block) => block.contains(**address),
         };
         let mut by_number: BTreeMap<u16, BTreeSet<IpAddr>> = BTreeMap::new();
-        for (_, pod) in self.pods {
-            let addresses: Vec<IpAddr> = pod.addresses.iter().filter(is_peer).copied().collect();
+        for Placed { pod, addresses, .. } in self.pods {
+            let addresses: Vec<IpAddr> = addresses.iter().filter(is_peer).copied().collect();
             if addresses.is_empty() {
                 continue;
             }

@@ -225,7 +225,7 @@ impl Way {
                     .collect()
             }
             Peers::Block(block) => {
-                let ip = if block.network.is_ipv4() { "ip" } else { "ip6" };
+                let ip = Family::of(block.network.first()).ip();
                 let except = block
                     .except
                     .iter()

@@ -6,8 +6,8 @@
 //! is no moment in which a role comes or goes without rules. Nodes whose image lacks the extension
 //! have no pods, forward nothing, and need none.
 //!
-//! The rules follow the addresses of the nodes, the ranges of pods and services in the cluster's settings, and the network policy of this node's pods, which the
-//! worker role receives ([`hearth_network_policy`]). Where pods have another network than the built-in
+//! The rules follow the addresses of the nodes, the ranges of pods and services in the cluster's
+//! settings, and the network policy of this node's pods, which the worker role receives ([`hearth_network_policy`]). Where pods have another network than the built-in
 //! one, only the rules about the node's own ports remain: which packets are from pods, and what they
 //! may do, is up to that network. Each change replaces the whole table in one
 //! transaction; connections are not affected. What is in the kernel is read back after each change

@@ -178,9 +178,14 @@ impl Round {
     /// script does not encrypt.
     fn founding(&self, owner: &Owner) -> Result<NodeParameters> {
         let mut configuration = with_storage(StorageSecurityPolicy::NeedsInsecure);
-        let authority = registries::authorities_from_pem(&self.registry.authority()?);
+        let pem = self.registry.authority()?;
+        let authorities = registries::authorities_from_pem(&pem);
         let kubernetes = configuration.kubernetes.get_or_insert_default();
-        kubernetes.registry_authorities = authority.unwrap_or_default();
+        kubernetes.registry_authorities = authorities.ok_or_else(|| LabError::Unexpected {
+            wanted: "the certificate of the registry's authority in PEM",
+            found: pem,
+            tail: String::new(),
+        })?;
         Ok(owner.parameters(configuration))
     }
 
