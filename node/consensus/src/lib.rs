@@ -376,12 +376,16 @@ enum End {
 /// curator and its callers wait for that.
 pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outputs>) -> Outcome {
     has_peer_files(&config)?;
-    let port = PeerPort::open(&config).await;
-    let port = port.map_err(ConsensusFailure::from)?;
+    // Until etcd has ended: a leader hands over to another member first.
+    let port = async {
+        let port = PeerPort::open(&config).await;
+        match port.map_err(ConsensusFailure::from)?.serve().await {}
+    };
     tokio::select! {
-        // Until etcd has ended: a leader hands over to another member first.
-        never = port.serve() => match never {},
+        // In this order: the port is opened while etcd starts, which takes longer.
+        biased;
         outcome = run_etcd(&ctx, &config, &out) => outcome,
+        failed = port => failed,
     }
 }
 

@@ -33,7 +33,7 @@ use hearth_kubernetes::AUDIT_LOG;
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::slots::SlotError;
-use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, sysctl, tpm, watchdog};
+use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, rcu, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -126,6 +126,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Runs until a shutdown or reboot is requested. On an error PID 1 reboots the machine.
 async fn core() -> Result<PowerRequest, Error> {
     mounts::bring_up()?;
+    let expedited = rcu::expedite(true);
     // Aside, because the kernel takes as long for it as for all that follows until the supervisor runs.
     let grouped = tokio::task::spawn_blocking(|| {
         let group = cgroups::Group::root().child(layout::NODE_GROUP);
@@ -144,6 +145,7 @@ async fn core() -> Result<PowerRequest, Error> {
         tracing::warn!(%error, "cannot protect the node from running out of memory first");
     }
     tracing::info!(version = image.version, variant = image.variant, "Hearth");
+    warn_of(expedited);
     if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
         tracing::warn!("{}", chain(&error));
     }
@@ -447,7 +449,14 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
         report(&Report::State(state.to_string()));
         if state == State::Home {
             report_once(Milestone::Home);
+            warn_of(rcu::expedite(false));
         }
+    }
+}
+
+fn warn_of(expedited: Result<(), rcu::RcuError>) {
+    if let Err(error) = expedited {
+        tracing::warn!("{}", chain(&error));
     }
 }
 

@@ -253,7 +253,8 @@ impl Data {
         self.path.join("volumes")
     }
 
-    /// Creates the directories of a mounted data partition, durably.
+    /// Creates the directories of a mounted data partition. They are durable with the first file in them that is synced,
+    /// because XFS writes its log in order; until then nothing is lost with them, and each mount creates what is missing.
     pub fn make_directories(&self) -> Result<(), FileError> {
         for directory in [
             self.etcd().path,
@@ -263,10 +264,6 @@ impl Data {
             self.node().credentials().path,
         ] {
             files::create_dir(&directory, files::PRIVATE_DIRECTORY)?;
-        }
-        // The first sync writes all of them on XFS, and the others find nothing left to do.
-        for parent in [self.path(), self.etcd().path(), self.node().path()] {
-            files::sync_dir(parent)?;
         }
         Ok(())
     }

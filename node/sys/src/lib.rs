@@ -41,6 +41,7 @@ pub mod power_button;
 pub mod quota;
 pub mod random;
 mod raw;
+pub mod rcu;
 pub mod slots;
 pub mod static_network;
 pub mod sysctl;

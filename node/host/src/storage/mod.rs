@@ -191,7 +191,10 @@ impl<M: StorageBackend> DataPartition<M> {
     pub fn initialise(&mut self, volume: &Volume) -> Result<(), StorageError> {
         match self.front()?.read()? {
             HeaderState::Blank | HeaderState::Unfinished => {}
-            HeaderState::Header(header) => in_phase(&header, volume, Phase::Initialising)?,
+            HeaderState::Header(header) => {
+                is_owned(&header, volume)?;
+                in_phase(&header, Phase::Initialising)?;
+            }
             HeaderState::Foreign(why) => return Err(StorageError::Foreign(why)),
         }
         self.machinery.grow()?;
@@ -227,10 +230,10 @@ impl<M: StorageBackend> DataPartition<M> {
 
     /// Writes the header in phase READY.
     pub fn mark_ready(&mut self, volume: &Volume) -> Result<(), StorageError> {
-        if self.header(volume, Phase::Ready).is_ok() {
+        let (_, header) = self.owned(volume, Phase::Initialising)?;
+        if header.phase == Phase::Ready {
             return Ok(());
         }
-        let (_, header) = self.header(volume, Phase::Initialising)?;
         let header = Header::new(
             Phase::Ready,
             volume.owner,
@@ -277,19 +280,26 @@ impl<M: StorageBackend> DataPartition<M> {
             .insert(known.unwrap_or_else(|| HeaderRegion::new(&device))))
     }
 
+    /// The device and its header, which must be in this phase.
     fn header(&mut self, volume: &Volume, phase: Phase) -> Result<(PathBuf, Header), StorageError> {
-        let wanted = phase_name(phase);
+        let (device, header) = self.owned(volume, phase)?;
+        in_phase(&header, phase)?;
+        Ok((device, header))
+    }
+
+    /// The device and its header, in any phase. `wanted`: the phase that the error names if there is none.
+    fn owned(&mut self, volume: &Volume, wanted: Phase) -> Result<(PathBuf, Header), StorageError> {
         let front = self.front()?;
         let device = front.device().to_owned();
         match front.read()? {
             HeaderState::Header(header) => {
-                in_phase(&header, volume, phase)?;
+                is_owned(&header, volume)?;
                 Ok((device, header))
             }
             HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
             HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
                 found: "blank",
-                wanted,
+                wanted: phase_name(wanted),
             }),
         }
     }
@@ -309,7 +319,7 @@ fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-fn in_phase(header: &Header, volume: &Volume, phase: Phase) -> Result<(), StorageError> {
+fn is_owned(header: &Header, volume: &Volume) -> Result<(), StorageError> {
     if header.owner != volume.owner {
         return Err(StorageError::OtherOwner {
             found: Box::new(header.owner),
@@ -319,6 +329,10 @@ fn in_phase(header: &Header, volume: &Volume, phase: Phase) -> Result<(), Storag
     if !header.is_authentic(volume.secrets.as_ref()) {
         return Err(StorageError::NotAuthentic);
     }
+    Ok(())
+}
+
+fn in_phase(header: &Header, phase: Phase) -> Result<(), StorageError> {
     if header.phase != phase {
         return Err(StorageError::Phase {
             found: phase_name(header.phase),

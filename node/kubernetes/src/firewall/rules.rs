@@ -296,12 +296,14 @@ fn passing(ranges: &ClusterRanges) -> String {
         lines.collect::<String>()
     };
     let (passing, leaving) = (refused(&format!("oifname != {pods} ")), refused(""));
+    let mut lost = format!("\t\tip daddr {} counter drop\n", ranges.v4.pods);
     let mut to_nodes = format!("\t\tiifname \"{BRIDGE}\" ip daddr @nodes jump from_pods\n");
     let out = format!("oifname != {{ \"lo\", \"{BRIDGE}\", \"{LINK}\" }} masquerade");
     let mut masqueraded = format!("\t\tip saddr {} {out}\n", ranges.v4.pods);
     if let Some(v6) = ranges.v6 {
         to_nodes += &format!("\t\tiifname \"{BRIDGE}\" ip6 daddr @nodes6 jump from_pods\n");
         masqueraded += &format!("\t\tip6 saddr {} {out}\n", v6.pods);
+        lost += &format!("\t\tip6 daddr {} counter drop\n", v6.pods);
     }
     format!(
         r#"
@@ -322,7 +324,13 @@ fn passing(ranges: &ClusterRanges) -> String {
 	chain leaving_from_here {{
 		type filter hook output priority filter - 10; policy accept;
 		oifname {{ "lo", "{BRIDGE}", "{LINK}" }} accept
+		# Packets to services have the way of before their translation here. The next chain sees the one after it.
+		ct status dnat accept
 {leaving}	}}
+	chain leaving {{
+		type filter hook postrouting priority filter - 10; policy accept;
+		oifname {{ "lo", "{BRIDGE}", "{LINK}" }} accept
+{lost}	}}
 
 	# Other machines have no route to pods.
 	chain to_other_machines {{

@@ -396,6 +396,28 @@ async fn pods_are_reached_from_outside_through_host_ports_only() {
     assert_eq!(net.answers(ONE, NEIGHBOUR, 80), "outside 192.0.2.1");
 }
 
+/// The API server reaches webhooks and other servers of the API through services.
+#[tokio::test]
+async fn the_node_reaches_pods_through_services() {
+    let Some(net) = Net::new() else { return };
+    let (_directory, mut filter) = net.filter();
+    net.listen(ONE, POD_ONE, 80);
+    net.listen(FAR, [10, 208, 4, 2], 80);
+    let service = "table ip services { chain c { type nat hook output priority -100;
+                   ip daddr 10.224.0.7 tcp dport 1 dnat to 10.208.3.2:80;
+                   ip daddr 10.224.0.7 tcp dport 2 dnat to 10.208.4.2:80; }; }";
+    filter.nftables.apply(service).await.unwrap();
+    filter.set(nodes()).await.unwrap();
+    assert!(net.answers(NODE, [10, 224, 0, 7], 1).starts_with("one "));
+    assert!(net.answers(NODE, [10, 224, 0, 7], 2).starts_with("far "));
+    // Nothing translates this one.
+    net.refused(NODE, [10, 224, 0, 7], 3);
+    // Where the mesh has no route, packets to pods do not leave by another one.
+    net.within(NODE, "route del 10.208.0.0/12");
+    net.silent(NODE, [10, 224, 0, 7], 2);
+    net.refused(NODE, [10, 208, 4, 2], 80);
+}
+
 #[tokio::test]
 async fn packets_that_cannot_come_from_outside_are_dropped() {
     let Some(net) = Net::new() else { return };

@@ -111,7 +111,8 @@ async fn logs_are_followed_over_a_rotation(kubernetes: &Kubernetes, node: &str) 
         found.with_context(|| format!("no line {wanted:?}"))?
     };
     until(&mut lines, "waiting").await?;
-    let files = "ls /proc/1/root/var/log/pods/default_talker_*/*/ | wc -l";
+    // Where /var/log of the node leads to: a pod would follow that link in its own files.
+    let files = "ls /proc/1/root/data/kubernetes/log/pods/default_talker_*/*/ | wc -l";
     kubernetes
         .says("machine", files, |files| files.trim() == "2")
         .await?;
