@@ -212,9 +212,9 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
         member_record::discard_data(&config.etcd)?;
         tracing::info!("discarded etcd data left by an interrupted start");
     }
+    // etcd rejects a data directory that others can read. It is durable with the note beside it.
+    files::create_dir(&config.etcd.data(), files::PRIVATE_DIRECTORY)?;
     store_version::note(&config.etcd)?;
-    // etcd rejects a data directory that others can read.
-    files::create_dir_durably(&config.etcd.data(), 0o700)?;
     Ok(start)
 }
 
