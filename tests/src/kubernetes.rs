@@ -218,9 +218,13 @@ impl Kubernetes {
         }
     }
 
-    /// Writes an object to a file for kubectl.
+    /// Writes an object, or a list of some, to a file for kubectl.
     fn file(&self, object: &Value) -> anyhow::Result<String> {
-        let name = object["metadata"]["name"].as_str().context("no name")?;
+        let named = match &object["items"][0] {
+            Value::Null => object,
+            first => first,
+        };
+        let name = named["metadata"]["name"].as_str().context("no name")?;
         let kind = object["kind"].as_str().context("no kind")?;
         let path = self.folder.join(format!("{kind}-{name}.json"));
         fs::write(&path, serde_json::to_vec_pretty(object)?)?;

@@ -12,9 +12,12 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Writes more than the kubelet keeps in one file of a log, then waits for a word.
-const TALK: &str = "yes $(printf %0999d 0) | head -c 12000000
+/// Writes less than the kubelet keeps in one file of a log, then more than that. A follower that has not reached the end of
+/// the file before it is replaced stays there: it is the kubelet's.
+const TALK: &str = "yes $(printf %0999d 0) | head -c 10000000
 echo waiting
+until test -e /more; do sleep 1; done
+yes $(printf %0999d 0) | head -c 2000000
 until test -e /go; do sleep 1; done
 echo after the rotation
 sleep 3600";
@@ -111,14 +114,17 @@ async fn logs_are_followed_over_a_rotation(kubernetes: &Kubernetes, node: &str) 
         found.with_context(|| format!("no line {wanted:?}"))?
     };
     until(&mut lines, "waiting").await?;
+    let touch = async |file: &str| {
+        let words = ["exec", "talker", "--", "touch", file];
+        kubernetes.kubectl(&words).await.map(drop)
+    };
+    touch("/more").await?;
     // Where /var/log of the node leads to: a pod would follow that link in its own files.
     let files = "ls /proc/1/root/data/kubernetes/log/pods/default_talker_*/*/ | wc -l";
     kubernetes
         .says("machine", files, |files| files.trim() == "2")
         .await?;
-    kubernetes
-        .kubectl(&["exec", "talker", "--", "touch", "/go"])
-        .await?;
+    touch("/go").await?;
     until(&mut lines, "after the rotation").await
 }
 
