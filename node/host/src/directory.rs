@@ -79,7 +79,11 @@ impl DirectoryStore {
         }
         .encode_to_vec();
         match slots.save(&record) {
-            Err(SlotError::Corrupt { .. } | SlotError::Contradiction { .. }) => {
+            Err(
+                SlotError::Corrupt { .. }
+                | SlotError::Contradiction { .. }
+                | SlotError::LastGeneration,
+            ) => {
                 slots.erase()?;
                 slots.save(&record)?;
             }

@@ -144,6 +144,9 @@ pub enum SlotError {
         /// The path of the second slot.
         b_place: String,
     },
+    /// The slots have the last generation there is, which no node has written.
+    #[error("generation {} cannot be followed by another one", u64::MAX)]
+    LastGeneration,
     /// The payload is too large for the slot.
     #[error("{place}: payload: expected at most {max} bytes, got {length}")]
     TooLarge {
@@ -287,7 +290,7 @@ impl<S: SlotStore> SlotPair<S> {
 
     /// Replaces the value, in one of the pair's formats. When this returns, both slots hold it.
     ///
-    /// Fails while the slots are corrupt or have another version, so that their content is not
+    /// Fails while the slots are corrupt, or have another version or the last generation, so that their content is not
     /// overwritten by accident. [`SlotPair::erase`] does so on purpose.
     pub fn save_as(&mut self, format: SlotFormat, payload: &[u8]) -> Result<u64, SlotError> {
         for store in [&self.a, &self.b] {
@@ -302,11 +305,12 @@ impl<S: SlotStore> SlotPair<S> {
         }
         let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         let (generation, order) = match self.judge(a, b)? {
-            Judgement::Absent | Judgement::NeverCompleted => (1, [Which::A, Which::B]),
+            Judgement::Absent | Judgement::NeverCompleted => (0, [Which::A, Which::B]),
             // The slot to be repaired goes first, because the other one holds the only copy.
-            Judgement::Value(value, Some(Which::B)) => (value.generation + 1, [Which::B, Which::A]),
-            Judgement::Value(value, _) => (value.generation + 1, [Which::A, Which::B]),
+            Judgement::Value(value, Some(Which::B)) => (value.generation, [Which::B, Which::A]),
+            Judgement::Value(value, _) => (value.generation, [Which::A, Which::B]),
         };
+        let generation = generation.checked_add(1).ok_or(SlotError::LastGeneration)?;
         let record = encode(&format, generation, payload);
         for which in order {
             self.write(which, &record).map_err(|source| SlotError::Io {
