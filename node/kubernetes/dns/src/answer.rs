@@ -11,7 +11,7 @@
 use std::net::Ipv4Addr;
 
 use hearth_api::ranges::ClusterRanges;
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::zone::{self, Found, TTL, Zone};
@@ -335,9 +335,21 @@ fn local_host(query: &Query, name: Name, address: Ipv4Addr) -> Reply {
     }
 }
 
-/// Whether a message is the response to this query.
-pub fn answers(response: &Message, id: u16, query: &Query) -> bool {
-    response.metadata.id == id
-        && response.metadata.message_type == MessageType::Response
-        && matches!(&response.queries[..], [only] if only == query && only.name.eq_case(&query.name))
+/// Decodes the response to the query with this ID. `None` if the bytes are anything else, such as a late or forged
+/// response.
+pub fn response_to(id: u16, query: &Query, bytes: &[u8]) -> Option<Message> {
+    let header = bytes.first_chunk::<HEADER_BYTES>()?;
+    let number = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    let is_response = header[2] & 0x80 != 0;
+    // Before anything is decoded: the library reserves memory for as many questions as the header claims.
+    if number(0) != id || !is_response || number(4) != 1 {
+        return None;
+    }
+    let response = Message::from_vec(bytes).ok()?;
+    let same = |asked: &Query| asked == query && asked.name.eq_case(&query.name);
+    response
+        .queries
+        .first()
+        .is_some_and(same)
+        .then_some(response)
 }

@@ -251,10 +251,8 @@ async fn exchange_datagrams(
     // The caller limits the time.
     loop {
         let size = socket.recv(&mut buffer).await?;
-        match Message::from_vec(&buffer[..size]) {
-            Ok(message) if answer::answers(&message, id, query) => return Ok(message),
-            // A late or forged response.
-            _ => {}
+        if let Some(message) = answer::response_to(id, query, &buffer[..size]) {
+            return Ok(message);
         }
     }
 }
@@ -273,10 +271,7 @@ async fn exchange_by_stream(
     let length = stream.read_u16().await?;
     let mut bytes = vec![0; length.into()];
     stream.read_exact(&mut bytes).await?;
-    match Message::from_vec(&bytes) {
-        Ok(message) if answer::answers(&message, id, query) => Ok(message),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+    answer::response_to(id, query, &bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Cached responses.
