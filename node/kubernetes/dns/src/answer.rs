@@ -340,7 +340,8 @@ fn local_host(query: &Query, name: Name, address: Ipv4Addr) -> Reply {
 pub fn response_to(id: u16, query: &Query, bytes: &[u8]) -> Option<Message> {
     let header = bytes.first_chunk::<HEADER_BYTES>()?;
     let number = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    let is_response = header[2] & 0x80 != 0;
+    // Of an update, the library accepts records without data, which no pod can read.
+    let is_response = header[2] & 0xf8 == 0x80;
     // Before anything is decoded: the library reserves memory for as many questions as the header claims.
     if number(0) != id || !is_response || number(4) != 1 {
         return None;
