@@ -11,6 +11,7 @@ mod completion;
 mod conformance;
 mod ctl;
 mod events;
+mod fuzz;
 mod hearthctl;
 mod image;
 mod kernel;
@@ -60,6 +61,7 @@ enum Task {
     Run(run::Args),
     Test(test::Args),
     Conformance(conformance::Args),
+    Fuzz(fuzz::Args),
     Ctl(ctl::Args),
     Stop(stop::Args),
     Power(power::Args),
@@ -115,6 +117,7 @@ impl Task {
             Task::Run(args) => run::run(ui, &args),
             Task::Test(args) => test::run(ui, &args),
             Task::Conformance(args) => conformance::run(ui, &args),
+            Task::Fuzz(args) => fuzz::run(ui, &args),
             Task::Ctl(args) => ctl::run(ui, &args),
             Task::Stop(args) => stop::run(ui, &args),
             Task::Power(args) => power::run(ui, &args),

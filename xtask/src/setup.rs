@@ -54,6 +54,8 @@ impl Needs {
     pub(crate) const TPM: Needs = Needs(1 << 7);
     /// Run the long tests.
     const LONG_TESTS: Needs = Needs(1 << 8);
+    /// Fuzz the node's decoders.
+    pub(crate) const FUZZ: Needs = Needs(1 << 9);
     /// Nothing.
     pub(crate) const NONE: Needs = Needs(0);
     /// Everything.
@@ -61,9 +63,10 @@ impl Needs {
 
     /// Build images, boot them and run the tests.
     pub(crate) fn of_tests(long: bool) -> Needs {
+        let short = Needs::ALL.0 ^ Needs::BENCH.0 ^ Needs::FUZZ.0 ^ Needs::LONG_TESTS.0;
         match long {
-            true => Needs(Needs::ALL.0 ^ Needs::BENCH.0),
-            false => Needs(Needs::ALL.0 ^ Needs::BENCH.0 ^ Needs::LONG_TESTS.0),
+            true => Needs(short) | Needs::LONG_TESTS,
+            false => Needs(short),
         }
     }
 
@@ -110,13 +113,15 @@ fn packages(series: &str) -> Vec<Package> {
         program(
             "gcc",
             "gcc",
-            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES,
+            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES | Needs::FUZZ,
         ),
         file(
             "libc6-dev",
             "/usr/include/stdio.h",
-            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES,
+            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES | Needs::FUZZ,
         ),
+        // libFuzzer is C++.
+        program("g++", "g++", Needs::FUZZ),
         // etcd-client's build script calls it, and its messages import a file of the second package, which the first one
         // only recommends. A program that the user names finds its own files.
         check(

@@ -73,11 +73,7 @@ impl DirectoryStore {
             Err(error) => warn(&error.into()),
         }
         self.esp.make_directories()?;
-        let record = StoredDirectory {
-            version: VERSION,
-            directory: Some(directory.clone()),
-        }
-        .encode_to_vec();
+        let record = encode(directory);
         match slots.save(&record) {
             Err(
                 SlotError::Corrupt { .. }
@@ -108,8 +104,22 @@ fn warn(error: &DirectoryError) {
 fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryError> {
     match loaded {
         Loaded::Absent | Loaded::NeverCompleted => Ok(None),
-        Loaded::Value { payload, .. } => Ok(StoredDirectory::decode(&payload[..])?.directory),
+        Loaded::Value { payload, .. } => Ok(decode(&payload)?),
     }
+}
+
+/// Decodes the record in a slot. `None` if it has no directory.
+pub fn decode(record: &[u8]) -> Result<Option<ClusterDirectory>, DecodeError> {
+    Ok(StoredDirectory::decode(record)?.directory)
+}
+
+/// The record in a slot.
+pub fn encode(directory: &ClusterDirectory) -> Vec<u8> {
+    let record = StoredDirectory {
+        version: VERSION,
+        directory: Some(directory.clone()),
+    };
+    record.encode_to_vec()
 }
 
 /// The IDs of the nodes in the directory. `None` if a node has no ID, as in a directory written by

@@ -32,6 +32,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster"),
+    ("hearth-fuzz", "api enrolment host image kubernetes-dns sys tpm", ""),
     ("hearth-operator", "api", ""),
     ("hearth-ctl", "api operator", ""),
     ("hearth-image", "tpm", ""),

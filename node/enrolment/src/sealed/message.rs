@@ -26,7 +26,8 @@ impl Sealed {
         *self.encode() == *other.encode()
     }
 
-    pub(crate) fn encode(&self) -> Zeroizing<Vec<u8>> {
+    /// The message in a record.
+    pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let mut message = self.to_message();
         let bytes = Zeroizing::new(message.encode_to_vec());
         wipe(&mut message);
@@ -83,7 +84,8 @@ impl Sealed {
         }
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SealedError> {
+    /// Decodes the message in a record.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SealedError> {
         let mut message = SealedConfiguration::decode(bytes)
             .map_err(|error| SealedError::content("message", "a sealed configuration", error))?;
         let sealed = parse(&message);

@@ -28,7 +28,7 @@ use rustls_pki_types::CertificateDer;
 
 use super::EnrolmentId;
 
-pub use store::{SealedError, SealedStore, Stored};
+pub use store::{SealedError, SealedStore, Stored, owners_key};
 pub use tpm::{Sealer, SealerError, TpmError};
 
 const VERSION: u32 = 1;

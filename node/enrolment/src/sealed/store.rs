@@ -175,9 +175,9 @@ impl SealedStore {
         };
         if format == TPM {
             let record = self.sealer()?.unseal(&payload)?;
-            return Ok(Stored::Sealed(Sealed::decode(unframe(&record)?)?));
+            return Ok(Stored::Sealed(Sealed::from_record(&record)?));
         }
-        let sealed = Sealed::decode(unframe(&payload)?)?;
+        let sealed = Sealed::from_record(&payload)?;
         if sealed.uses_tpm() == Some(true) {
             return Err(SealedError::content(
                 "record",
@@ -193,7 +193,7 @@ impl SealedStore {
         match self.state().slots.load()? {
             Loaded::Value {
                 format, payload, ..
-            } if format == TPM => Ok(tpm::recovery(&payload)?),
+            } if format == TPM => owners_key(&payload),
             _ => Ok(None),
         }
     }
@@ -206,7 +206,7 @@ impl SealedStore {
             let Loaded::Value { payload, .. } = state.slots.load()? else {
                 return Err(SealedError::content("record", "one", "none"));
             };
-            let sealed = Sealed::decode(unframe(&tpm::open(&payload, key)?)?)?;
+            let sealed = Sealed::from_record(&tpm::open(&payload, key)?)?;
             state.known = Some(Stored::Sealed(sealed.clone()));
             sealed
         };
@@ -267,6 +267,18 @@ impl SealedStore {
         // A panic has the same effect as a failed write.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Sealed {
+    /// Decodes a record that anyone can read.
+    pub fn from_record(record: &[u8]) -> Result<Self, SealedError> {
+        Self::decode(unframe(record)?)
+    }
+}
+
+/// The key for the owner in a record that a TPM has sealed, if it has one.
+pub fn owners_key(record: &[u8]) -> Result<Option<WrappedRecordKey>, SealedError> {
+    Ok(tpm::recovery(record)?)
 }
 
 /// Frames a message such that the slot's file has at least `former` bytes.

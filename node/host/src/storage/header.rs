@@ -125,7 +125,8 @@ impl Header {
         .concat()
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// The record in a slot.
+    pub fn encode(&self) -> Vec<u8> {
         DataHeader {
             version: VERSION,
             phase: DataPhase::from(self.phase).into(),
@@ -138,8 +139,8 @@ impl Header {
         .encode_to_vec()
     }
 
-    /// On error, returns the invalid field.
-    fn decode(bytes: &[u8]) -> Result<Self, String> {
+    /// Decodes the record in a slot. On error, returns the invalid field.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let message = DataHeader::decode(bytes).map_err(|error| error.to_string())?;
         if message.version != VERSION {
             return Err(format!(

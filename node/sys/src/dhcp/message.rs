@@ -192,6 +192,12 @@ impl Message {
         bytes
     }
 
+    /// Whether each option fits into one part, as those that are set do.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_encodable(&self) -> bool {
+        self.options.values().all(|value| value.len() <= 255)
+    }
+
     /// Decodes a message.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() < OPTIONS {

@@ -27,6 +27,8 @@
 
 mod machine;
 mod message;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod wire;
 
 #[cfg(test)]

@@ -1,0 +1,38 @@
+//! All targets.
+
+mod certificate;
+mod data_header;
+mod dhcp;
+mod directory;
+mod dns_query;
+mod dns_response;
+mod gpt;
+mod node_address;
+mod parameters;
+mod pcr_signatures;
+mod sealed_configuration;
+mod sealed_record;
+mod slots;
+mod tpm;
+mod uki;
+
+use crate::Target;
+
+/// All targets, by name.
+pub const TARGETS: &[Target] = &[
+    certificate::TARGET,
+    data_header::TARGET,
+    dhcp::TARGET,
+    directory::TARGET,
+    dns_query::TARGET,
+    dns_response::TARGET,
+    gpt::TARGET,
+    node_address::TARGET,
+    parameters::TARGET,
+    pcr_signatures::TARGET,
+    sealed_configuration::TARGET,
+    sealed_record::TARGET,
+    slots::TARGET,
+    tpm::TARGET,
+    uki::TARGET,
+];
