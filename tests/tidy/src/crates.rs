@@ -18,6 +18,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-base", "", ""),
     ("hearth-tpm", "", ""),
     ("hearth-sys", "base", ""),
+    ("hearth-history", "api", ""),
     ("hearth-host", "api base sys", ""),
     ("hearth-agent", "api base host sys", ""),
     ("hearth-consensus", "api base host sys", ""),
