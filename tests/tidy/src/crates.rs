@@ -23,7 +23,8 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-agent", "api base host sys", ""),
     ("hearth-consensus", "api base host sys", ""),
     ("hearth-cluster", "api consensus host sys", ""),
-    ("hearth-curator", "api base cluster consensus host sys", ""),
+    // What its clients saw is checked.
+    ("hearth-curator", "api base cluster consensus host sys", "history"),
     ("hearth-curator-bench", "api cluster consensus curator", ""),
     // A machine registers with a real curator.
     ("hearth-enrolment", "api base host sys tpm", "curator"),
@@ -32,7 +33,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-network-policy", "api kubernetes-api sys", ""),
     // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
-    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster"),
+    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster history"),
     ("hearth-fuzz", "api enrolment host image kubernetes-dns sys tpm", ""),
     ("hearth-operator", "api", ""),
     ("hearth-ctl", "api operator", ""),

@@ -10,6 +10,7 @@ mod nodes;
 mod operators;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rcgen::{
@@ -18,6 +19,7 @@ use rcgen::{
     SignatureAlgorithm,
 };
 use rustls::ClientConfig;
+use rustls::time_provider::TimeProvider;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 
 use crate::certificates::{self, ClusterCa};
@@ -43,9 +45,33 @@ pub fn at(seconds: u64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(seconds))
 }
 
+/// The wall clock plus an offset in seconds, which can jump. The offset is never negative: where the time matters, a
+/// clock before the image's build time is raised to that.
+#[derive(Debug, Default)]
+pub struct Ahead(AtomicU64);
+
+impl Ahead {
+    /// Begins with this offset.
+    pub fn by(seconds: u64) -> Arc<Self> {
+        Arc::new(Self(AtomicU64::new(seconds)))
+    }
+
+    /// Jumps to this offset.
+    pub fn set(&self, seconds: u64) {
+        self.0.store(seconds, Ordering::SeqCst);
+    }
+}
+
+impl TimeProvider for Ahead {
+    fn current_time(&self) -> Option<UnixTime> {
+        let now = tls::wall_clock().current_time()?;
+        Some(at(now.as_secs() + self.0.load(Ordering::SeqCst)))
+    }
+}
+
 /// A clock that stands still until it is set.
 #[derive(Debug)]
-pub struct TestClock(std::sync::atomic::AtomicU64);
+pub struct TestClock(AtomicU64);
 
 impl TestClock {
     /// Stands in the middle of the certificates' validity.
@@ -55,7 +81,7 @@ impl TestClock {
 
     /// Sets the clock (Unix seconds).
     pub fn set(&self, seconds: u64) {
-        self.0.store(seconds, std::sync::atomic::Ordering::SeqCst);
+        self.0.store(seconds, Ordering::SeqCst);
     }
 }
 

@@ -7,45 +7,19 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hearth_api::client::Endpoint;
-use hearth_api::tls::wall_clock;
+use hearth_api::testing::Ahead;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::{GetCurrentLeaderRequest, NodeHealth, NodeState, WatchEvent, WatchRequest};
 use hearth_base::testing::within_timeout;
 use hearth_cluster::state;
-use rustls::time_provider::TimeProvider;
-use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::super::testing::{Pulse, Who, World, id_of, quick};
-
-/// The true time plus an offset in seconds.
-#[derive(Debug, Default)]
-struct Ahead(AtomicU64);
-
-impl Ahead {
-    fn by(seconds: u64) -> Arc<Self> {
-        Arc::new(Self(AtomicU64::new(seconds)))
-    }
-
-    fn set(&self, seconds: u64) {
-        self.0.store(seconds, Ordering::SeqCst);
-    }
-}
-
-impl TimeProvider for Ahead {
-    fn current_time(&self) -> Option<UnixTime> {
-        let ahead = Duration::from_secs(self.0.load(Ordering::SeqCst));
-        let now = wall_clock().current_time()?;
-        let now = Duration::from_secs(now.as_secs());
-        Some(UnixTime::since_unix_epoch(now + ahead))
-    }
-}
 
 /// All liveness and candidate records with their leases: a record that expires and is written again
 /// differs.
@@ -91,7 +65,6 @@ async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
         world.add_node(NodeState::Up).await,
         world.add_node(NodeState::Up).await,
     );
-    // No offset is negative: a clock before the image's build time is raised to that.
     let (leading, other) = (Ahead::by(0), Ahead::by(5 * 60));
     world.stop_curator().await;
     let (leader, ready) = world.curator_by(leading.clone(), &world.node).await;

@@ -7,6 +7,7 @@ mod clocks;
 mod configuration;
 mod enrolment;
 mod failures;
+mod history;
 mod kubernetes;
 mod leaves;
 mod machine;

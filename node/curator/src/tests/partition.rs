@@ -25,15 +25,15 @@ use tonic::{Code, Streaming};
 use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 /// A proxy to etcd that forwards nothing while it is cut. The connections stay open.
-struct Way {
-    cut: watch::Sender<bool>,
-    socket: PathBuf,
+pub(super) struct Way {
+    pub(super) cut: watch::Sender<bool>,
+    pub(super) socket: PathBuf,
     _folder: tempfile::TempDir,
     _tasks: JoinSet<()>,
 }
 
 impl Way {
-    fn to(etcd: PathBuf) -> Self {
+    pub(super) fn to(etcd: PathBuf) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("etcd");
         let listener = UnixListener::bind(&socket).unwrap();

@@ -1,5 +1,4 @@
 use hearth_consensus::fenced::WriteError;
-use nix::sys::signal::Signal;
 
 use super::*;
 

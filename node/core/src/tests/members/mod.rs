@@ -2,6 +2,7 @@
 //! that can be cut, with the workers that join them to the etcd cluster.
 
 mod faults;
+mod history;
 mod joining;
 mod peers;
 
@@ -17,8 +18,8 @@ use hearth_api::identity::{
     NodeCredentials, NodeId, OwnerKey, SigningKey, UserCredentials, UserName,
 };
 use hearth_api::private::{StoredAuthority, StoredNode};
-use hearth_api::testing;
-use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::testing::Ahead;
+use hearth_api::tls::{self, ExpectedServer, OwnCertificate, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
@@ -41,6 +42,8 @@ use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
 use hearth_host::pki::{Authority, Holder};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use prost::Message as _;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -87,6 +90,8 @@ struct Node {
     site: Site,
     curator: SocketAddr,
     proxy: SocketAddr,
+    /// By which its curator and its clients judge certificates.
+    clock: Arc<Ahead>,
     credentials: Option<Arc<NodeCredentials>>,
     boot: Option<Boot>,
 }
@@ -94,6 +99,13 @@ struct Node {
 impl Node {
     fn id(&self) -> NodeId {
         self.site.node_id
+    }
+
+    /// Sends etcd a signal, if it runs. The node starts an etcd that was killed again.
+    fn signal_any_etcd(&self, signal: Signal) {
+        for pid in self.site.etcd_pids() {
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
     }
 
     /// Whether nothing of etcd is on its disk.
@@ -139,6 +151,7 @@ impl Cluster {
                 proxy: network.attach(site.node_id, peers).await,
                 curator: listener.local_addr().unwrap(),
                 site,
+                clock: Ahead::by(0),
                 credentials: None,
                 boot: None,
             });
@@ -201,7 +214,7 @@ impl Cluster {
         let timing = self.timing;
         let node = &mut self.nodes[number];
         let credentials = node.credentials.clone().unwrap();
-        let own = testing::own(&credentials);
+        let own = OwnCertificate::new(&credentials, node.clock.clone()).unwrap();
         let trust = tls::node_client_config(&own, ExpectedServer::AnyNode).unwrap();
         let curators = Curators::new(endpoints, trust, Options::default());
         let connection = CuratorConnection::new(node.id(), curators);
@@ -284,10 +297,7 @@ impl Cluster {
 
     /// Simulates a power cut of a node.
     async fn cut_power(&mut self, number: usize) {
-        for pid in self.nodes[number].site.etcd_pids() {
-            let pid = nix::unistd::Pid::from_raw(pid);
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
+        self.nodes[number].signal_any_etcd(Signal::SIGKILL);
         self.stop(number).await;
     }
 
