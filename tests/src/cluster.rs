@@ -33,6 +33,7 @@ use hearth_api::client::Endpoint;
 use hearth_api::console::Milestone;
 use hearth_api::names;
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
+use hearth_history::Reads;
 use hearth_lab::formation::{self, Candidate, is_well};
 use hearth_lab::machines;
 use hearth_operator::ClusterStatus;
@@ -41,6 +42,7 @@ use hearth_qemu::switch::{Network, NetworkOptions};
 use hearth_qemu::vm::Lifetime;
 use tokio::sync::Mutex;
 
+use crate::clients::Clients;
 use crate::debug::Debug;
 use crate::kubernetes::Kubernetes;
 use crate::node::{Node, Plan, Running};
@@ -508,6 +510,17 @@ impl Cluster {
     pub async fn writer(&mut self, number: u16) -> anyhow::Result<Writer> {
         let id = self.node(number).id.clone();
         Writer::start(self.owner.clone(), id).await
+    }
+
+    /// Starts clients of all curators, one of each, which use this node's labels.
+    ///
+    /// # Errors
+    /// If not all of them get answers.
+    pub async fn clients(&self, number: u16, reads: Reads) -> anyhow::Result<Clients> {
+        let node = &self.members[usize::from(number) - 1].id;
+        let numbers = self.members.iter().map(Member::number);
+        let curators = numbers.map(|number| self.owner_at(number));
+        Clients::start(node, curators.collect::<anyhow::Result<_>>()?, reads).await
     }
 
     /// Takes ownership once more: the owner gets a new certificate, from the first node.

@@ -26,6 +26,7 @@
 //! | [`cluster`] | several machines in one network, formed into a cluster |
 //! | [`mod@cuts`] | power cuts at failpoints |
 //! | [`writer`] | continuous writes, none of which may be lost |
+//! | [`clients`] | reads and writes through all curators, whose history is checked |
 //! | [`places`] | how many tests have machines at the same time |
 //! | [`owner`] | the owner of a cluster: parameters, repeated calls |
 //! | [`mod@unlock`] | a machine that waits for its owner, unlocked |
@@ -45,6 +46,7 @@
 
 pub mod bounds;
 pub mod chrony;
+pub mod clients;
 pub mod cluster;
 pub mod context;
 pub mod cuts;
@@ -59,6 +61,7 @@ pub mod secrets;
 pub mod unlock;
 pub mod writer;
 
+pub use clients::Clients;
 pub use cluster::Cluster;
 pub use context::TestCtx;
 pub use kubernetes::Kubernetes;

@@ -16,6 +16,7 @@ mod extensions;
 mod greed;
 mod ha;
 mod hardware;
+mod history;
 mod kubernetes;
 mod machine;
 mod measured;

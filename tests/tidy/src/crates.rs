@@ -50,7 +50,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-switch", "process", ""),
     ("hearth-qemu", "api process switch", ""),
     ("hearth-lab", "api operator qemu", ""),
-    ("hearth-tests", "api lab operator qemu", ""),
+    ("hearth-tests", "api history lab operator qemu", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
     ("xtask", "api build bundle extension firmware image image-bench kernel lab programs qemu runner tidy tpm", ""),
