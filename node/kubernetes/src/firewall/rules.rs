@@ -257,7 +257,8 @@ fn to_nodes(ranges: &ClusterRanges) -> String {
     let policy_to_node = rules::TO_NODE;
     let icmp = match ranges.v6 {
         None => "icmp",
-        Some(_) => "{ icmp, ipv6-icmp }",
+        // A word of nft: a node has no file of protocols' names.
+        Some(_) => "{ icmp, icmpv6 }",
     };
     format!(
         r#"

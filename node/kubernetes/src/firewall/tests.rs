@@ -263,13 +263,18 @@ impl Net {
         );
     }
 
-    /// A filter whose program runs in the node's namespace.
+    /// A filter whose program runs in the node's namespace, and as on a node without names of protocols and ports.
     fn filter(&self) -> (tempfile::TempDir, Filter) {
         let own = format!(
-            "#!/bin/sh\nexec ip netns exec {} nft \"$@\"\n",
+            r#"#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin exec ip netns exec {} sh -c '
+    for names in protocols services; do
+        if test -e /etc/$names; then mount --bind /dev/null /etc/$names || exit; fi
+    done
+    exec nft "$@"' nft "$@"
+"#,
             self.name(NODE)
         );
-        let own = own.replace("exec ip", "PATH=/usr/sbin:/usr/bin:/sbin:/bin exec ip");
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("nft");
         std::fs::write(&program, own).unwrap();
