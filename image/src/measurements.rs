@@ -78,9 +78,16 @@ pub struct Booted<'a> {
     pub command_line: &'a str,
 }
 
-/// The measurements of an image, by ascending number.
+/// The measurements of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Measurements(Vec<Measurement>);
+pub struct Measurements {
+    /// By ascending number.
+    registers: Vec<Measurement>,
+    /// What the firmware measures of each program: boot loader, unified kernel image, kernel.
+    programs: [Digest; 3],
+    /// What boot loader and stub measure of the command line; none if it is empty.
+    command_line: Option<Digest>,
+}
 
 impl Measurements {
     /// Of a boot of these parts.
@@ -89,10 +96,16 @@ impl Measurements {
     /// If one of them is no program that firmware could load.
     pub fn of(booted: &Booted<'_>) -> Result<Measurements, MeasurementError> {
         let boot_path = Some(BootPath::SystemdBoot);
-        Ok(Measurements(vec![
+        let programs = [
+            program("boot loader", booted.loader)?,
+            program("unified kernel image", booted.uki)?,
+            program("kernel", booted.kernel)?,
+        ];
+        let command_line = command_line(booted.command_line);
+        let registers = vec![
             Measurement {
                 pcr: Pcr::BOOT_PROGRAMS,
-                value: pcr_4(booted)?,
+                value: pcr_4(&programs),
                 boot_path,
             },
             Measurement {
@@ -102,15 +115,20 @@ impl Measurements {
             },
             Measurement {
                 pcr: Pcr::COMMAND_LINE,
-                value: pcr_12(booted.command_line),
+                value: pcr_12(command_line.as_ref()),
                 boot_path,
             },
-        ]))
+        ];
+        Ok(Measurements {
+            registers,
+            programs,
+            command_line,
+        })
     }
 
     /// The measurements.
     pub fn iter(&self) -> impl Iterator<Item = &Measurement> {
-        self.0.iter()
+        self.registers.iter()
     }
 
     /// As a file, with the digest of the UKI that it describes:
@@ -123,13 +141,18 @@ impl Measurements {
     ///   "measurements": [
     ///     { "pcr": 4, "value": "<hex>", "boot_path": "systemd-boot" },
     ///     { "pcr": 11, "value": "<hex>" }
-    ///   ]
+    ///   ],
+    ///   "programs": ["<hex>", "<hex>", "<hex>"],
+    ///   "command_lines": ["<hex>"]
     /// }
     /// ```
     ///
+    /// `programs` and `command_lines` are the single events of PCR 4 and 12, from which any way to boot the image can be
+    /// recognized: [`hearth_tpm::images`].
+    ///
     /// A reader refuses another version. New fields and further registers do not change the version.
     pub fn to_json(&self, uki: &[u8]) -> String {
-        let rows = self.0.iter().map(|measurement| Row {
+        let rows = self.registers.iter().map(|measurement| Row {
             pcr: measurement.pcr.index(),
             value: measurement.value.to_string(),
             boot_path: measurement.boot_path,
@@ -139,6 +162,8 @@ impl Measurements {
             uki_sha256: Digest::of(&[uki]).to_string(),
             bank: "sha256",
             measurements: rows.collect(),
+            programs: self.programs.each_ref().map(Digest::to_string),
+            command_lines: self.command_line.iter().map(Digest::to_string).collect(),
         };
         // Numbers and text have no form that JSON lacks.
         serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
@@ -151,6 +176,8 @@ struct Document {
     uki_sha256: String,
     bank: &'static str,
     measurements: Vec<Row>,
+    programs: [String; 3],
+    command_lines: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -161,26 +188,26 @@ struct Row {
     boot_path: Option<BootPath>,
 }
 
-fn pcr_4(booted: &Booted<'_>) -> Result<Digest, MeasurementError> {
-    let programs = [
-        ("boot loader", booted.loader),
-        ("unified kernel image", booted.uki),
-        ("kernel", booted.kernel),
-    ];
-    let mut pcr = Digest::ZERO.measured(BOOT_OPTION).measured(SEPARATOR);
-    for (what, program) in programs {
-        let digest = authenticode::sha256(program);
-        pcr = pcr.extended(&digest.map_err(|source| MeasurementError { what, source })?);
-    }
-    Ok(pcr)
+fn program(what: &'static str, program: &[u8]) -> Result<Digest, MeasurementError> {
+    authenticode::sha256(program).map_err(|source| MeasurementError { what, source })
 }
 
-fn pcr_12(command_line: &str) -> Digest {
-    if command_line.is_empty() {
-        // The UKI then has no section for it, and nothing is passed on.
-        return Digest::ZERO;
-    }
-    let with_nul = command_line.encode_utf16().chain([0]);
+fn pcr_4(programs: &[Digest]) -> Digest {
+    let before = Digest::ZERO.measured(BOOT_OPTION).measured(SEPARATOR);
+    programs
+        .iter()
+        .fold(before, |value, program| value.extended(program))
+}
+
+/// In UTF-16, with its NUL. Without one, the UKI has no section for it, and nothing is passed on.
+fn command_line(text: &str) -> Option<Digest> {
+    let with_nul = text.encode_utf16().chain([0]);
     let passed: Vec<u8> = with_nul.flat_map(u16::to_le_bytes).collect();
-    Digest::ZERO.measured(&passed).measured(&passed)
+    (!text.is_empty()).then(|| Digest::of(&[&passed]))
+}
+
+/// Measured by the boot loader and by the stub.
+fn pcr_12(command_line: Option<&Digest>) -> Digest {
+    let each = command_line.into_iter().flat_map(|line| [line; 2]);
+    each.fold(Digest::ZERO, |value, line| value.extended(line))
 }

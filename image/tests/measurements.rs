@@ -6,6 +6,8 @@ use hearth_image::authenticode::{self, AuthenticodeError};
 use hearth_image::measurements::{Booted, Measurements};
 use hearth_image::pe::{Section, append_sections};
 use hearth_image::uki::{Built, CommandLine, Uki};
+use hearth_tpm::boot_log::{self, BootEvent};
+use hearth_tpm::images::TrustedImage;
 use hearth_tpm::{
     Digest, Pcr, PcrSelection, PcrSignatures, PcrValues, PolicyKey, SigningKey, pcr_policy,
 };
@@ -123,6 +125,39 @@ fn a_command_line_gives_the_value_of_a_recorded_boot() {
     );
     let none = measurements(&program, "");
     assert_eq!(none["measurements"][2]["value"], "0".repeat(64));
+}
+
+/// What a curator reads of the file accepts the boot whose registers the file has.
+#[test]
+fn the_events_of_a_boot_lead_to_its_registers() {
+    let program = program();
+    let json = measurements(&program, "quiet");
+    let image = TrustedImage::parse(json.to_string().as_bytes()).unwrap();
+    let note = |note: &[u8]| Digest::of(&[note]);
+    let before = [
+        note(b"Calling EFI Application from Boot Option"),
+        note(&[0; 4]),
+    ];
+    let programs = before.iter().chain(&image.programs);
+    let lines = image.command_lines.iter().flat_map(|line| [line; 2]);
+    let event = |pcr| {
+        move |digest: &Digest| BootEvent {
+            pcr,
+            digest: *digest,
+        }
+    };
+    let events: Vec<BootEvent> = programs
+        .map(event(Pcr::BOOT_PROGRAMS))
+        .chain(lines.map(event(Pcr::COMMAND_LINE)))
+        .collect();
+    let pcrs = PcrSelection::of([Pcr::BOOT_PROGRAMS, Pcr::COMMAND_LINE]);
+    let values = boot_log::replay(&events, pcrs).unwrap();
+    for row in json["measurements"].as_array().unwrap() {
+        let pcr = Pcr::new(row["pcr"].as_u64().unwrap() as u8).unwrap();
+        if let Some(value) = values.get(pcr) {
+            assert_eq!(row["value"], value.to_string());
+        }
+    }
 }
 
 fn measurements(program: &[u8], command_line: &str) -> serde_json::Value {

@@ -33,12 +33,21 @@ const ROUNDS: usize = 4;
 pub enum Command {
     #[cfg(any(test, feature = "testing"))]
     Clear = 0x126,
+    #[cfg(any(test, feature = "testing"))]
+    NvDefineSpace = 0x12a,
     CreatePrimary = 0x131,
+    #[cfg(any(test, feature = "testing"))]
+    NvWrite = 0x137,
+    ActivateCredential = 0x147,
+    NvRead = 0x14e,
+    PolicySecret = 0x151,
     Create = 0x153,
     Load = 0x157,
+    Quote = 0x158,
     Unseal = 0x15e,
     FlushContext = 0x165,
     LoadExternal = 0x167,
+    NvReadPublic = 0x169,
     PolicyAuthorize = 0x16a,
     StartAuthSession = 0x176,
     VerifySignature = 0x177,
@@ -67,6 +76,8 @@ impl fmt::Display for Command {
         match self {
             Self::PcrRead => f.write_str("TPM2_PCR_Read"),
             Self::PolicyPcr => f.write_str("TPM2_PolicyPCR"),
+            Self::NvRead => f.write_str("TPM2_NV_Read"),
+            Self::NvReadPublic => f.write_str("TPM2_NV_ReadPublic"),
             other => write!(f, "TPM2_{other:?}"),
         }
     }
@@ -147,6 +158,8 @@ pub(crate) enum Authorization<'a> {
     None,
     /// The hierarchy or key of the first handle, by its empty password.
     EmptyPassword,
+    /// The first handle's by its empty password, the second one's by the policy of a session, which ends with the command.
+    PasswordAndPolicy(u32),
     /// A session, which ends with the command.
     Session {
         session: &'a Session,
@@ -203,6 +216,7 @@ impl Channel {
     ) -> Result<Response, Error> {
         let ending = match &authorization {
             Authorization::Session { session, .. } => Some(session.handle),
+            Authorization::PasswordAndPolicy(session) => Some(*session),
             _ => None,
         };
         let result = self.exchange(command, handles, parameters, authorization);
@@ -229,10 +243,8 @@ impl Channel {
         let mut authorized = None;
         let area = match authorization {
             Authorization::None => None,
-            Authorization::EmptyPassword => {
-                let area = Writer::new().u32(PASSWORD).sized(&[]).u8(0).sized(&[]);
-                Some(area.finish().to_vec())
-            }
+            Authorization::EmptyPassword => Some(without_hmac(&[PASSWORD])),
+            Authorization::PasswordAndPolicy(session) => Some(without_hmac(&[PASSWORD, session])),
             Authorization::Session {
                 session,
                 names,
@@ -342,6 +354,14 @@ impl Channel {
         };
         read().map_err(|source| Error::Response { command, source })
     }
+}
+
+/// The authorization area of sessions that neither authenticate nor encrypt anything.
+fn without_hmac(sessions: &[u32]) -> Vec<u8> {
+    let area = sessions.iter().fold(Writer::new(), |area, handle| {
+        area.u32(*handle).sized(&[]).u8(0).sized(&[])
+    });
+    area.finish().to_vec()
 }
 
 /// The bytes of a command.

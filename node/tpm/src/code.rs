@@ -32,6 +32,8 @@ pub enum Subject {
 }
 
 impl ResponseCode {
+    /// TPM_RC_HANDLE, without its subject: nothing has this handle.
+    pub const HANDLE: Self = Self(0x08b);
     /// TPM_RC_LOCKOUT: too many wrong authorizations.
     pub const LOCKOUT: Self = Self(0x921);
     /// TPM_RC_RETRY.

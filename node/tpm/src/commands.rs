@@ -13,10 +13,12 @@ use super::wire::{Malformed, Reader, Writer};
 
 /// The owner hierarchy, TPM_RH_OWNER.
 const OWNER: u32 = 0x4000_0001;
+/// The endorsement hierarchy, TPM_RH_ENDORSEMENT.
+pub(crate) const ENDORSEMENT: u32 = 0x4000_000b;
 /// No key or hierarchy, TPM_RH_NULL.
-const NULL_HANDLE: u32 = 0x4000_0007;
+pub(crate) const NULL_HANDLE: u32 = 0x4000_0007;
 /// No algorithm, TPM_ALG_NULL.
-const NULL: u16 = 0x0010;
+pub(crate) const NULL: u16 = 0x0010;
 const AES: u16 = 0x0006;
 const CFB: u16 = 0x0043;
 
@@ -34,6 +36,14 @@ pub(crate) struct StorageKey {
     /// The name as the TPM writes it.
     full_name: [u8; 34],
     point: Point,
+}
+
+/// A key of a hierarchy, while it is loaded.
+pub(crate) struct Primary {
+    pub(crate) handle: u32,
+    pub(crate) point: Point,
+    /// The name as the TPM writes it.
+    full_name: [u8; 34],
 }
 
 /// What a session is for.
@@ -54,48 +64,120 @@ pub(crate) struct Created {
     pub(crate) pcrs: Digest,
 }
 
-/// The public area of the storage key, up to the point: ECC, restricted, decrypt, fixedTPM, fixedParent,
-/// sensitiveDataOrigin, userWithAuth, noDA; no policy; AES-128 in CFB mode; no scheme; P-256; no KDF. TCG's provisioning
-/// guidance, and the same as systemd's.
-fn storage_template() -> Writer {
-    const ECC: u16 = 0x0023;
-    const P256: u16 = 0x0003;
-    const ATTRIBUTES: u32 = 0x0003_0472;
-    let writer = Writer::new().u16(ECC).u16(SHA256).u32(ATTRIBUTES);
-    let writer = writer.sized(&[]).u16(AES).u16(128).u16(CFB);
-    writer.u16(NULL).u16(P256).u16(NULL)
+/// A key that is derived from the seed of a hierarchy, always the same one. All are on P-256, made and kept by the TPM
+/// (fixedTPM, fixedParent, sensitiveDataOrigin), and restricted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Template {
+    /// Decrypts, userWithAuth, noDA: TCG's provisioning guidance, and the same as systemd's.
+    Storage,
+    /// Decrypts, by a policy: L-2 of TCG's "EK Credential Profile", for which manufacturers issue certificates.
+    Endorsement,
+    /// Signs (ECDSA with SHA-256), userWithAuth, noDA.
+    Attestation,
+}
+
+impl Template {
+    fn hierarchy(self) -> u32 {
+        match self {
+            Self::Storage => OWNER,
+            Self::Endorsement | Self::Attestation => ENDORSEMENT,
+        }
+    }
+
+    /// The public area, up to the point.
+    fn start(self) -> Writer {
+        const ECC: u16 = 0x0023;
+        const P256: u16 = 0x0003;
+        const ECDSA: u16 = 0x0018;
+        let area = |attributes| Writer::new().u16(ECC).u16(SHA256).u32(attributes);
+        let decrypts = |area: Writer| area.u16(AES).u16(128).u16(CFB).u16(NULL);
+        let area = match self {
+            Self::Storage => decrypts(area(0x0003_0472).sized(&[])),
+            Self::Endorsement => decrypts(area(0x0003_00b2).sized(&endorsement_policy().0)),
+            Self::Attestation => area(0x0005_0472)
+                .sized(&[])
+                .u16(NULL)
+                .u16(ECDSA)
+                .u16(SHA256),
+        };
+        area.u16(P256).u16(NULL)
+    }
+
+    /// The point in the template, of which the key depends like on everything else.
+    fn point(self) -> Point {
+        let coordinate = match self {
+            Self::Storage | Self::Attestation => Vec::new(),
+            Self::Endorsement => vec![0; 32],
+        };
+        Point {
+            x: coordinate.clone(),
+            y: coordinate,
+        }
+    }
+}
+
+/// Whoever uses the endorsement key has to have the authorization of its hierarchy (PolicySecret).
+fn endorsement_policy() -> Digest {
+    let command = (Command::PolicySecret as u32).to_be_bytes();
+    let secret = Digest::ZERO.0;
+    let named = Digest::of(&[&secret, &command, &ENDORSEMENT.to_be_bytes()]);
+    Digest::of(&[&named.0])
+}
+
+impl Point {
+    /// The public area of the key with this point.
+    pub(crate) fn public_area(&self, template: Template) -> Vec<u8> {
+        self.write(template.start()).finish().to_vec()
+    }
 }
 
 /// Gives errors in a response the command's name.
-fn read<T>(command: Command, parse: impl FnOnce() -> Result<T, Malformed>) -> Result<T, Error> {
+pub(crate) fn read<T>(
+    command: Command,
+    parse: impl FnOnce() -> Result<T, Malformed>,
+) -> Result<T, Error> {
     parse().map_err(|source| Error::Response { command, source })
 }
 
 impl Channel {
-    /// Derives the storage key from the seed of the owner hierarchy. It is the same one until the TPM is cleared.
-    pub(crate) fn create_primary(&mut self) -> Result<StorageKey, Error> {
+    /// Derives a key from the seed of its hierarchy. It is the same one until that seed changes.
+    pub(crate) fn create_primary(&mut self, template: Template) -> Result<Primary, Error> {
         let command = Command::CreatePrimary;
-        let template = storage_template().sized(&[]).sized(&[]).finish();
+        let public = template.point().public_area(template);
         // No authorization value and no data; no outside information, no PCRs.
         let sensitive = Writer::new().sized(&[]).sized(&[]).finish();
-        let parameters = Writer::new().sized(&sensitive).sized(&template);
+        let parameters = Writer::new().sized(&sensitive).sized(&public);
         let parameters = parameters.sized(&[]).u32(0);
-        let response = self.execute(command, &[OWNER], parameters, Authorization::EmptyPassword)?;
+        let (handles, password) = ([template.hierarchy()], Authorization::EmptyPassword);
+        let response = self.execute(command, &handles, parameters, password)?;
         read(command, || {
             let public = Reader::new(&response.parameters).sized("public area", MAX_UNUSED)?;
             let mut reader = Reader::new(public);
-            reader.expect("public area", &storage_template().finish())?;
-            let point = Point {
-                x: reader.sized("x of the storage key", 32)?.to_vec(),
-                y: reader.sized("y of the storage key", 32)?.to_vec(),
-            };
+            reader.expect("public area", &template.start().finish())?;
+            let point = Point::read(&mut reader)?;
             reader.end()?;
-            Ok(StorageKey {
+            Ok(Primary {
                 handle: response.handle,
-                name: StorageKeyName(Digest::of(&[public])),
                 full_name: name_of(public),
                 point,
             })
+        })
+    }
+
+    /// The storage key.
+    pub(crate) fn storage_key(&mut self) -> Result<StorageKey, Error> {
+        let Primary {
+            handle,
+            full_name,
+            point,
+        } = self.create_primary(Template::Storage)?;
+        let mut digest = Digest::ZERO;
+        digest.0.copy_from_slice(&full_name[2..]);
+        Ok(StorageKey {
+            handle,
+            name: StorageKeyName(digest),
+            full_name,
+            point,
         })
     }
 

@@ -210,9 +210,14 @@ impl fmt::Debug for PolicyKey {
 
 /// The name of an object with this public area.
 pub(crate) fn name_of(public_area: &[u8]) -> [u8; 34] {
+    name_with(&Digest::of(&[public_area]))
+}
+
+/// The name with this digest.
+pub(crate) fn name_with(digest: &Digest) -> [u8; 34] {
     let mut name = [0; 34];
     name[..2].copy_from_slice(&SHA256.to_be_bytes());
-    name[2..].copy_from_slice(&Digest::of(&[public_area]).0);
+    name[2..].copy_from_slice(&digest.0);
     name
 }
 

@@ -124,6 +124,11 @@ impl PcrSelection {
         self.0 == 0
     }
 
+    /// Whether this register is among them.
+    pub const fn has(self, pcr: Pcr) -> bool {
+        self.0 & 1 << pcr.0 != 0
+    }
+
     /// How many there are.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
@@ -131,9 +136,7 @@ impl PcrSelection {
 
     /// The registers, the lowest first.
     pub fn iter(self) -> impl Iterator<Item = Pcr> {
-        (0..COUNT)
-            .map(Pcr)
-            .filter(move |pcr| self.0 & (1 << pcr.0) != 0)
+        (0..COUNT).map(Pcr).filter(move |pcr| self.has(*pcr))
     }
 
     /// Those that are not in `other`.
@@ -210,6 +213,13 @@ impl PcrValues {
     /// The registers and their values, the lowest first.
     pub fn iter(&self) -> impl Iterator<Item = (Pcr, Digest)> {
         self.0.iter().map(|(pcr, value)| (*pcr, *value))
+    }
+
+    /// The values after this measurement; none if the register is not among them.
+    pub(crate) fn extended(mut self, pcr: Pcr, measurement: &Digest) -> Option<Self> {
+        let value = self.0.get_mut(&pcr)?;
+        *value = value.extended(measurement);
+        Some(self)
     }
 
     /// What a TPM hashes for a policy: the digest of all values.

@@ -33,9 +33,9 @@ pub enum SessionError {
     /// The machine has no random numbers.
     #[error("the system has no random numbers")]
     Random,
-    /// The key that was to encrypt the salt is none.
-    #[error("the storage key is not a point on P-256")]
-    StorageKey,
+    /// The key to which a secret was to be encrypted is none.
+    #[error("the TPM's key is not a point on P-256")]
+    NotAPoint,
     /// Something on the way to the TPM has changed the response, or answered in its place.
     #[error("the response is not authentic: its HMAC is wrong")]
     Hmac,
@@ -45,15 +45,27 @@ pub enum SessionError {
 }
 
 /// A point on P-256, with the coordinates as the TPM wrote them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) x: Vec<u8>,
     pub(crate) y: Vec<u8>,
 }
 
 impl Point {
+    /// TPMS_ECC_POINT.
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            x: reader.sized("x of the key", 32)?.to_vec(),
+            y: reader.sized("y of the key", 32)?.to_vec(),
+        })
+    }
+
+    pub(crate) fn write(&self, writer: Writer) -> Writer {
+        writer.sized(&self.x).sized(&self.y)
+    }
+
     /// SEC 1, uncompressed: each coordinate with 32 bytes. They have at most 32 when they were read.
-    fn uncompressed(&self) -> [u8; 65] {
+    pub(crate) fn uncompressed(&self) -> [u8; 65] {
         let mut point = [0; 65];
         point[0] = 4;
         point[33 - self.x.len()..33].copy_from_slice(&self.x);
@@ -64,7 +76,7 @@ impl Point {
 
 /// A secret that only the holder of the storage key learns.
 pub(crate) struct Salt {
-    secret: Zeroizing<[u8; 32]>,
+    pub(crate) secret: Zeroizing<[u8; 32]>,
     /// TPM2B_ENCRYPTED_SECRET without its size.
     pub(crate) encrypted: Vec<u8>,
 }
@@ -72,6 +84,11 @@ pub(crate) struct Salt {
 impl Salt {
     /// A new salt for the holder of `key`.
     pub(crate) fn for_key(key: &Point) -> Result<Self, SessionError> {
+        Self::new(key, b"SECRET\0")
+    }
+
+    /// A new secret for the holder of `key`. `use_of` ends with a zero byte: the purpose, by the specification.
+    pub(crate) fn new(key: &Point, use_of: &[u8]) -> Result<Self, SessionError> {
         let random = SystemRandom::new();
         let own =
             EphemeralPrivateKey::generate(&ECDH_P256, &random).map_err(|_| SessionError::Random)?;
@@ -81,9 +98,9 @@ impl Salt {
         // KDFe: one round makes as many bits as are needed.
         let derive = |shared: &[u8]| {
             let counter = 1_u32.to_be_bytes();
-            Zeroizing::new(Digest::of(&[&counter, shared, b"SECRET\0", x, &key.x]).0)
+            Zeroizing::new(Digest::of(&[&counter, shared, use_of, x, &key.x]).0)
         };
-        let secret = agree_ephemeral(own, &peer, derive).map_err(|_| SessionError::StorageKey)?;
+        let secret = agree_ephemeral(own, &peer, derive).map_err(|_| SessionError::NotAPoint)?;
         Ok(Self {
             secret,
             encrypted: Writer::new().sized(x).sized(y).finish().to_vec(),
@@ -123,7 +140,7 @@ impl Session {
     ) -> Self {
         Self {
             handle,
-            key: kdfa(&*salt.secret, b"ATH\0", nonce_tpm, nonce_caller),
+            key: kdfa(&*salt.secret, b"ATH\0", nonce_tpm, nonce_caller, 256),
             nonce_tpm: nonce_tpm.to_vec(),
         }
     }
@@ -176,7 +193,7 @@ impl Session {
 
     /// Key and initialization vector for one direction.
     fn cipher(&self, newer: &[u8], older: &[u8]) -> (Zeroizing<[u8; 16]>, Zeroizing<[u8; 16]>) {
-        let both = kdfa(&*self.key, b"CFB\0", newer, older);
+        let both = kdfa(&*self.key, b"CFB\0", newer, older, 256);
         let mut halves = (Zeroizing::new([0; 16]), Zeroizing::new([0; 16]));
         halves.0.copy_from_slice(&both[..16]);
         halves.1.copy_from_slice(&both[16..]);
@@ -226,10 +243,16 @@ fn first_parameter(parameters: &mut [u8]) -> Result<&mut [u8], Malformed> {
     Ok(&mut parameters[2..2 + usize::from(size)])
 }
 
-/// KDFa for 256 bits, which one round of HMAC makes. `label` ends with a zero byte.
-fn kdfa(key: &[u8], label: &[u8], context_u: &[u8], context_v: &[u8]) -> Zeroizing<[u8; 32]> {
+/// KDFa for up to 256 bits, which one round of HMAC makes: the first `bits` of the result. `label` ends with a zero byte.
+pub(crate) fn kdfa(
+    key: &[u8],
+    label: &[u8],
+    context_u: &[u8],
+    context_v: &[u8],
+    bits: u32,
+) -> Zeroizing<[u8; 32]> {
     let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
-    let (counter, bits) = (1_u32.to_be_bytes(), 256_u32.to_be_bytes());
+    let (counter, bits) = (1_u32.to_be_bytes(), bits.to_be_bytes());
     for part in [&counter[..], label, context_u, context_v, &bits] {
         context.update(part);
     }

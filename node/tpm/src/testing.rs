@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::boot_log::BootEvent;
 use super::{Digest, Pcr, SwtpmSocket, Tpm};
 
 /// How long the emulator may take to start on a busy machine.
@@ -80,6 +81,34 @@ impl Drop for Swtpm {
     }
 }
 
+/// The log of a firmware that has measured these digests, with hashes of SHA-1 and SHA-256.
+pub fn event_log(events: &[BootEvent]) -> Vec<u8> {
+    const NO_ACTION: u32 = 3;
+    const EVENT: u32 = 0x8000_0003;
+    let hashes = [4_u16, 20, 0x0b, 32].map(u16::to_le_bytes).concat();
+    let mut spec = b"Spec ID Event03\0".to_vec();
+    spec.extend([0, 0, 0, 0, 0, 2, 0, 2, 2, 0, 0, 0]);
+    spec.extend(hashes);
+    spec.push(0);
+    let mut log = [0, NO_ACTION].map(u32::to_le_bytes).concat();
+    log.extend([0; 20]);
+    log.extend((spec.len() as u32).to_le_bytes());
+    log.extend(spec);
+    for event in events {
+        log.extend(
+            [event.pcr.index().into(), EVENT, 2]
+                .map(u32::to_le_bytes)
+                .concat(),
+        );
+        log.extend(4_u16.to_le_bytes());
+        log.extend([0; 20]);
+        log.extend(0x0b_u16.to_le_bytes());
+        log.extend(event.digest.0);
+        log.extend(0_u32.to_le_bytes());
+    }
+    log
+}
+
 fn spawn(directory: &Path) -> Child {
     let at = |name: &str| directory.join(name).display().to_string();
     Command::new("swtpm")
@@ -102,6 +131,12 @@ impl Tpm {
     /// Extends a PCR, as firmware and loaders do.
     pub fn extend(&mut self, pcr: Pcr, measurement: &Digest) {
         self.call(|channel| channel.pcr_extend(pcr, measurement))
+            .unwrap();
+    }
+
+    /// Stores a certificate of the endorsement key, as manufacturers do.
+    pub fn certify(&mut self, certificate: &[u8]) {
+        self.call(|channel| channel.store_certificate(certificate))
             .unwrap();
     }
 

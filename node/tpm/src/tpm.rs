@@ -174,7 +174,7 @@ impl Tpm {
         }
         let expected = self.expected;
         self.call(|channel| {
-            let key = channel.create_primary()?;
+            let key = channel.storage_key()?;
             is_same(&key, expected.unwrap_or(key.name))?;
             let literal = channel.pcr_read(policy.pcrs())?;
             let session = channel.start_session(&key, SessionKind::Hmac)?;
@@ -201,7 +201,7 @@ impl Tpm {
         signatures: Option<&PcrSignatures>,
     ) -> Result<Zeroizing<Vec<u8>>, UnsealError> {
         self.call(|channel| {
-            let key = channel.create_primary()?;
+            let key = channel.storage_key()?;
             is_same(&key, sealed.storage_key)?;
             let literal = &sealed.literal;
             let differences = literal.differences(&channel.pcr_read(literal.selection())?);
@@ -226,7 +226,7 @@ impl Tpm {
 
     /// The name of this TPM's storage key.
     pub fn storage_key(&mut self) -> Result<StorageKeyName, Error> {
-        self.call(|channel| channel.create_primary().map(|key| key.name))
+        self.call(|channel| channel.storage_key().map(|key| key.name))
     }
 
     /// Random bytes of the TPM. They pass in clear, and whoever controls the way to the TPM can choose them: mix them with

@@ -1,5 +1,6 @@
 //! Tests against a real TPM 2.0, emulated by swtpm.
 
+mod attesting;
 mod faults;
 mod formats;
 mod hostile;

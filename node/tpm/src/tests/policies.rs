@@ -154,7 +154,7 @@ fn digests_are_those_of_a_trial_session() {
             .collect();
         let policy = signed_by(&key);
         let by_the_tpm: Result<[Digest; 2], Error> = machine.tpm.call(|channel| {
-            let storage = channel.create_primary()?;
+            let storage = channel.storage_key()?;
             let trial = channel.start_session(&storage, SessionKind::Trial)?.handle;
             channel.policy_pcr(trial, &values)?;
             let pcrs = channel.policy_get_digest(trial)?;
