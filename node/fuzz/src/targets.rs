@@ -1,5 +1,6 @@
 //! All targets.
 
+mod boot_log;
 mod certificate;
 mod data_header;
 mod dhcp;
@@ -10,6 +11,7 @@ mod gpt;
 mod node_address;
 mod parameters;
 mod pcr_signatures;
+mod quote;
 mod sealed_configuration;
 mod sealed_record;
 mod slots;
@@ -20,6 +22,7 @@ use crate::Target;
 
 /// All targets, by name.
 pub const TARGETS: &[Target] = &[
+    boot_log::TARGET,
     certificate::TARGET,
     data_header::TARGET,
     dhcp::TARGET,
@@ -30,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     node_address::TARGET,
     parameters::TARGET,
     pcr_signatures::TARGET,
+    quote::TARGET,
     sealed_configuration::TARGET,
     sealed_record::TARGET,
     slots::TARGET,
