@@ -30,6 +30,7 @@ use hearth_qemu::command::Rtc;
 use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::Lifetime;
+use hearth_tpm::images::TrustedImage;
 
 use crate::bundle::{self, Bundle};
 use crate::command::{Interrupted, Interrupts, find_program, is_interrupt};
@@ -218,7 +219,8 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             .context("--manifest")?,
         None => Vec::new(),
     };
-    let artifacts = build(ui, &config, bundle.as_ref())?;
+    let (artifacts, measured) = build(ui, &config, bundle.as_ref())?;
+    let image = config.tpm.then_some(measured);
     let blueprint = Blueprint::new(config.clone(), artifacts.clone())?;
     let hearthctl = hearthctl::build(ui)?;
     let (mut record, parameters) = state.settle(begin, manifests)?;
@@ -241,6 +243,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             parameters,
             hearthctl: Session::tool_in(&state, hearthctl),
             join_later: args.join_later,
+            image,
             no_unlock: args.no_unlock,
             timeout: Duration::from_secs(args.timeout),
             observer: Arc::new(display),
@@ -249,21 +252,30 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     runtime.block_on(run.boot(blueprint, record))
 }
 
-/// Builds what these machines boot, and the program of their network.
-fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Artifacts> {
+/// Builds what these machines boot, and the program of their network. Also returns what a boot through firmware measures.
+fn build(
+    ui: &Ui,
+    config: &MachineConfig,
+    bundle: Option<&Bundle>,
+) -> Result<(Artifacts, TrustedImage)> {
     let flavour = match config.debug {
         true => Flavour::Debug,
         false => Flavour::Release,
     };
     let extensions = bundle.map(image::of_bundle).transpose()?;
     let built = image::ensure_extended(ui, flavour, extensions.as_slice())?;
-    Ok(Artifacts {
+    let path = &built.measurements;
+    let measured =
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let measured = TrustedImage::parse(&measured)?;
+    let artifacts = Artifacts {
         image: built.image,
         kernel: built.kernel,
         initramfs: built.initramfs,
         cmdline: built.cmdline,
         switch: program::switch(ui)?,
-    })
+    };
+    Ok((artifacts, measured))
 }
 
 /// kubectl for this machine: the bundle's, or the one in PATH.

@@ -11,13 +11,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::client::Channel;
+use hearth_api::identity::PublicKey;
 use hearth_api::tls::{CertificateDer, OwnCertificate};
-use hearth_api::v1::RenewCertificatesRequest;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::{BootProof, GetChallengeRequest, RenewCertificatesRequest};
 use hearth_base::event::Value;
-use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::credentials;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::KeyFiles;
+use hearth_host::prover::Prover;
 use tokio::time::{sleep, timeout};
 
 use crate::connection::{CuratorConnection, for_each_connection, refused};
@@ -35,6 +39,8 @@ pub struct Worker {
     pub member: Value<MemberData>,
     /// Read: the connection to the curators.
     pub connection: Value<CuratorConnection>,
+    /// Proves what this machine has booted; none without a TPM.
+    pub prover: Option<Arc<Prover>>,
 }
 
 /// Renews the certificates once the node is a member.
@@ -47,9 +53,9 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.healthy();
     tokio::select! {
         outcome = save(&worker.files, own) => outcome,
-        outcome = for_each_connection(&worker.connection, |connection| renew(own, connection)) => {
-            outcome
-        }
+        outcome = for_each_connection(&worker.connection, |connection| {
+            renew(own, worker.prover.as_ref(), connection)
+        }) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
@@ -69,16 +75,43 @@ async fn save(files: &KeyFiles, own: &OwnCertificate) -> Outcome {
     }
 }
 
+/// What this machine has booted, if the cluster asks.
+async fn proof(
+    prover: &Arc<Prover>,
+    key: PublicKey,
+    curator: &mut CuratorClient<Channel>,
+) -> Result<Option<BootProof>, Failure> {
+    let mut ask = async |request| {
+        let challenge = timeout(BOUND, curator.get_challenge(request)).await?;
+        Ok::<_, Failure>(challenge.map_err(refused)?.into_inner())
+    };
+    // First whether it asks at all: a TPM takes a second to tell its keys.
+    if !ask(GetChallengeRequest::default()).await?.required {
+        return Ok(None);
+    }
+    let challenge = ask(prover.keys().await?).await?;
+    Ok(prover.answer(challenge, key).await?)
+}
+
 /// Requests new certificates whenever they are due; only returns errors.
-async fn renew(own: &OwnCertificate, connection: CuratorConnection) -> Outcome {
+async fn renew(
+    own: &OwnCertificate,
+    prover: Option<&Arc<Prover>>,
+    connection: CuratorConnection,
+) -> Outcome {
     loop {
         while !own.is_due() {
             sleep(LOOK).await;
         }
+        let mut curator = connection.curator();
+        let proof = match prover {
+            Some(prover) => proof(prover, own.key().public(), &mut curator).await?,
+            None => None,
+        };
         let request = RenewCertificatesRequest {
             p256_public_key: own.p256_public_key().as_bytes().to_vec(),
+            proof,
         };
-        let mut curator = connection.curator();
         let answer = timeout(BOUND, curator.renew_certificates(request)).await?;
         let answer = answer.map_err(refused)?.into_inner();
         let p256 = match &answer.p256_certificate[..] {

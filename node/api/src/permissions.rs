@@ -54,6 +54,7 @@ const USER: &[Permission] = &[
     Permission::DeleteNode,
     Permission::ConfigureCluster,
     Permission::ReplaceOwner,
+    Permission::TrustImages,
     Permission::ReadNodeLogs,
     Permission::NodePower,
     Permission::UseKubernetes,

@@ -115,7 +115,7 @@ redacted_debug!(GetRegisterTicketResponse {
 });
 
 redacted_debug!(RegisterNodeRequest {
-    shown: join_key, join_key_proof, tpm_is_present, labels;
+    shown: join_key, join_key_proof, tpm_is_present, labels, proof;
     secret: register_ticket
 });
 

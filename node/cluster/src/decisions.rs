@@ -12,6 +12,7 @@
 //! | module | decides about |
 //! |---|---|
 //! | [`transitions`] | the states of a node and the steps between them |
+//! | [`admission`] | what a machine has to have booted |
 //! | [`registration`] | a machine that registers |
 //! | [`commit`] | an approved machine that becomes a node |
 //! | [`join`] | a node that joins again after a boot |
@@ -22,6 +23,7 @@
 //! | [`kubernetes`] | certificates and access for Kubernetes |
 //! | [`configuration`] | the cluster's configuration |
 
+pub mod admission;
 pub mod commit;
 pub mod configuration;
 pub mod join;

@@ -13,6 +13,8 @@
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when heartbeats start or stop |
 //! | `joins/ID` | the last `NodeJoin`s | when a boot of the node is admitted |
+//! | `images/HEX` | a `TrustedImage`, by its value of PCR 11 | when an operator trusts or revokes it |
+//! | `endorsements/ID` | [`Endorsement`] | when a node first proves what it has booted |
 //! | `networking/ranges/RANGE` | the ID of the node with this pod range | at its first request |
 //! | `networking/keys/HEX` | the ID of the node with this mesh key | with the node |
 //! | `election/LEASE` | the ID of a curator that is a candidate | at its start |
@@ -21,6 +23,7 @@
 //! ([`RecordError::TooNew`]): a curator must not act on a record that it understands only partly.
 //! Decoding validates a record, so that other code never gets a node without a key, for example.
 
+mod admission;
 mod full;
 
 use hearth_api::identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket};
@@ -32,12 +35,14 @@ use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
-    ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles, NodeState, NodeStatus,
-    OwnerReplacement, StorageSecurity, TpmUsage,
+    AdmissionPolicy, ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles, NodeState,
+    NodeStatus, OwnerReplacement, StorageSecurity, TpmUsage,
 };
+use hearth_tpm::Digest;
 use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};
 
+pub use admission::{Endorsement, Trusted};
 pub use full::{FullCluster, FullRecord};
 
 use hearth_host::networking::{Networking, PodRange};
@@ -71,6 +76,8 @@ const STATUS: &str = "status/";
 /// Prefix of the keys of [`liveness_key`].
 pub const LIVENESS: &str = "liveness/";
 const JOINS: &str = "joins/";
+const IMAGES: &str = "images/";
+const ENDORSEMENTS: &str = "endorsements/";
 const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
 
@@ -92,6 +99,16 @@ pub fn liveness_key(id: NodeId) -> String {
 /// Key of a node's last joins.
 pub fn joins_key(id: NodeId) -> String {
     format!("{JOINS}{id}")
+}
+
+/// Key of a trusted image, by its value of PCR 11.
+pub fn image_key(parts: &Digest) -> String {
+    format!("{IMAGES}{parts}")
+}
+
+/// Key of what is known of a node's TPM.
+pub fn endorsement_key(id: NodeId) -> String {
+    format!("{ENDORSEMENTS}{id}")
 }
 
 /// Key that contains the ID of the node with this join key.
@@ -124,9 +141,9 @@ pub fn candidate_key(lease: i64) -> String {
     format!("{ELECTION}{lease:016x}")
 }
 
-/// Prefixes of all keys that the cache follows. The authorities are not among them: they are read
-/// only to sign something, and not kept in memory.
-pub const FOLLOWED: [&str; 11] = [
+/// Prefixes of all keys that the cache follows. Neither the authorities nor the endorsements are among them: they are read
+/// for one call, and not kept in memory.
+pub const FOLLOWED: [&str; 12] = [
     CLUSTER,
     NODES,
     JOIN_KEYS,
@@ -137,6 +154,7 @@ pub const FOLLOWED: [&str; 11] = [
     STATUS,
     LIVENESS,
     JOINS,
+    IMAGES,
     ELECTION,
 ];
 
@@ -153,6 +171,8 @@ pub enum Key {
     Liveness(NodeId),
     /// See [`joins_key`].
     Joins(NodeId),
+    /// See [`image_key`].
+    Image(Digest),
     /// See [`candidate_key`].
     Candidate,
     /// See [`tombstone_key`].
@@ -191,6 +211,7 @@ impl Key {
             let bytes = hex::decode(key.strip_prefix(JOIN_KEYS)?).ok()?;
             Some(Self::JoinKey(PublicKey::try_from(&bytes[..]).ok()?))
         };
+        let image = || Some(Self::Image(Digest::from_hex(key.strip_prefix(IMAGES)?)?));
         let pod_range = || Some(Self::PodRange(key.strip_prefix(POD_RANGES)?.parse().ok()?));
         let mesh_key = || {
             let bytes = hex::decode(key.strip_prefix(MESH_KEYS)?).ok()?;
@@ -198,6 +219,7 @@ impl Key {
         };
         of_node(NODES, Self::Node)
             .or_else(join_key)
+            .or_else(image)
             .or_else(pod_range)
             .or_else(mesh_key)
             .or_else(|| of_node(TOMBSTONES, Self::Tombstone))
@@ -502,11 +524,15 @@ impl ClusterRecord {
     }
 }
 
-/// Fills in defaults. Records without a cold-start policy are of releases in which that meant NONE.
+/// Fills in defaults. Records without a cold-start policy are of releases in which that meant NONE, and those without an
+/// admission policy of releases that asked for no proof.
 pub fn definite(configuration: ClusterConfiguration) -> ClusterConfiguration {
     let mut configuration = settings::with_defaults(configuration);
     if configuration.cold_start_policy == 0 {
         configuration.set_cold_start_policy(ColdStartPolicy::None);
+    }
+    if configuration.admission_policy == 0 {
+        configuration.set_admission_policy(AdmissionPolicy::Any);
     }
     configuration
 }

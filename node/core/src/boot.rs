@@ -28,6 +28,7 @@ use hearth_host::handover::TimeStatus;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Esp, Root};
 use hearth_host::power::{self, Power, PowerRequest};
+use hearth_host::prover::Prover;
 use hearth_host::{esp, extensions, parameters};
 use hearth_kubernetes::AUDIT_LOG;
 use hearth_sys::fw_cfg::FwCfg;
@@ -329,6 +330,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         power: node.power.clone(),
         parameters,
         sealed,
+        prover: prover(),
         extensions,
         address,
         second_address,
@@ -364,6 +366,17 @@ async fn log_tpm(ctx: Context) -> Outcome {
     ctx.healthy();
     ctx.done();
     Ok(())
+}
+
+/// Proves what was booted, by the machine's TPM.
+fn prover() -> Option<Arc<Prover>> {
+    match Prover::of_machine() {
+        Ok(prover) => prover.map(Arc::new),
+        Err(error) => {
+            tracing::warn!("cannot prove what was booted: {}", chain(&error));
+            None
+        }
+    }
 }
 
 /// The machine's TPM, if it has one that can seal the node's keys.
@@ -454,9 +467,9 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
     }
 }
 
-fn warn_of(expedited: Result<(), rcu::RcuError>) {
+fn warn_of(expedited: std::io::Result<()>) {
     if let Err(error) = expedited {
-        tracing::warn!("{}", chain(&error));
+        tracing::warn!(%error, "cannot change how the kernel waits for its CPUs");
     }
 }
 

@@ -35,6 +35,7 @@ use hearth_host::handover::{MemberData, TimeStatus};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
 use hearth_host::power::Power;
+use hearth_host::prover::Prover;
 use hearth_host::storage::{DataPartition, System};
 use hearth_host::{boot_record, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
@@ -61,6 +62,8 @@ pub struct Inputs {
     pub parameters: Arc<parameters::Loaded>,
     /// The store of the sealed configuration on the ESP.
     pub sealed: Arc<SealedStore>,
+    /// Proves what this machine has booted; none without a TPM.
+    pub prover: Option<Arc<Prover>>,
     /// The extensions of the image, mounted or rejected.
     pub extensions: Arc<Extensions>,
     /// The address at which other nodes reach this node; written by the network worker.
@@ -102,6 +105,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         power,
         parameters,
         sealed,
+        prover,
         extensions,
         address,
         second_address,
@@ -147,6 +151,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let asker = Arc::new(CuratorCaller::new(
         tls::wall_clock(),
         boot_record::boot_id()?,
+        prover.clone(),
     ));
 
     let lifetime = pki::Lifetime::since_build(image.build_time);
@@ -310,6 +315,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             files: root.data.node().credentials(),
             member: member.clone(),
             connection: connection.clone(),
+            prover: prover.clone(),
         }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
@@ -356,6 +362,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         sealed,
         saved_directory,
         asker,
+        prover,
         data,
         lifetime,
         can_run_kubernetes,

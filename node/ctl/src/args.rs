@@ -57,6 +57,9 @@ pub(crate) enum Command {
     /// Manage nodes
     #[command(subcommand)]
     Node(Node),
+    /// Say which images nodes may boot
+    #[command(subcommand)]
+    Image(Image),
     /// Show etcd status
     #[command(subcommand)]
     Etcd(Etcd),
@@ -84,6 +87,30 @@ pub(crate) enum Command {
     /// Print the reference page
     #[command(hide = true)]
     Reference,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Image {
+    /// Trust an image
+    ///
+    /// Under the admission policy KNOWN_IMAGES, nodes may boot trusted images
+    /// only. Trust a new image before the first node boots it.
+    Trust {
+        /// The file measurements.json, which is beside the image
+        file: PathBuf,
+    },
+    /// List trusted images
+    List {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Revoke an image
+    ///
+    /// Nodes that run it go on until they boot, or until their certificates end.
+    Revoke {
+        /// The image, or the beginning of its name
+        image: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

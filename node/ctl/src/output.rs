@@ -13,6 +13,7 @@ use serde::Serialize;
 mod clock;
 mod consensus;
 mod firewall;
+mod image;
 mod kubernetes;
 mod log;
 mod ownership;
@@ -23,6 +24,7 @@ mod unlocking;
 use clock::Clock;
 pub(crate) use consensus::Consensus;
 pub(crate) use firewall::Firewall;
+pub(crate) use image::{Image, image_table};
 pub(crate) use kubernetes::KubernetesStatus;
 pub(crate) use log::{LogLine, rfc3339};
 use ownership::Recorded;
@@ -76,6 +78,8 @@ pub(crate) struct Join {
     time: i64,
     address: String,
     boot_id: String,
+    /// The image that it has proven to have booted; null if nothing was asked.
+    image: Option<String>,
 }
 
 /// A condition of a node: whether it is met, and why not.
@@ -213,6 +217,7 @@ impl From<&v1::NodeJoin> for Join {
             time: join.time,
             address: join.address.clone(),
             boot_id: join.boot_id.clone(),
+            image: (!join.image.is_empty()).then(|| hex::encode(&join.image)),
         }
     }
 }
@@ -220,11 +225,13 @@ impl From<&v1::NodeJoin> for Join {
 impl Join {
     /// One line of text.
     fn text(&self) -> String {
+        let image = self.image.iter().map(|image| format!(", image {image}"));
         format!(
-            "{} from {}, boot {}",
+            "{} from {}, boot {}{}",
             rfc3339(self.time.saturating_mul(1000)),
             self.address,
-            self.boot_id
+            self.boot_id,
+            image.collect::<String>()
         )
     }
 }

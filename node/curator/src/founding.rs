@@ -12,7 +12,7 @@ use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::settings;
 use hearth_api::tls::{self, Clock, OwnCertificate, TlsError};
 use hearth_api::v1::NodeState;
-use hearth_cluster::state::{self, ClusterRecord, NodeRecord, RecordError};
+use hearth_cluster::state::{self, ClusterRecord, NodeRecord, RecordError, Trusted};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, NamespacedClient};
 use hearth_host::failpoint;
@@ -126,7 +126,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         storage_security: data.storage_security.into(),
         ..StoredNode::default()
     };
-    let write = Write::when(Condition::Absent(state::CLUSTER.into()))
+    let mut write = Write::when(Condition::Absent(state::CLUSTER.into()))
         .put(state::CLUSTER, cluster.encode_to_vec())
         .put(
             state::CLUSTER_AUTHORITY,
@@ -138,6 +138,11 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
             state::join_key_key(&data.join_key),
             data.node_id.to_string().into_bytes(),
         );
+    if let Some(image) = data.booted.clone() {
+        let since = i64::try_from(tls::now(&tls::wall_clock()).as_secs()).unwrap_or(i64::MAX);
+        let key = state::image_key(&image.parts);
+        write = write.put(key, Trusted { image, since }.encode());
+    }
     cluster.first_contact_secret.zeroize();
     node.cluster_unlock_key.zeroize();
     write
@@ -219,6 +224,7 @@ mod tests {
                     time_servers: Vec::new(),
                     certificate_lifetime_seconds: 0,
                     certificate_names: Vec::new(),
+                    admission_policy: 0,
                 },
                 labels: vec![Label {
                     key: "zone".into(),
@@ -226,6 +232,7 @@ mod tests {
                 }],
                 manifests: Vec::new(),
             },
+            booted: None,
         }
     }
 

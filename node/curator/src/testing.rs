@@ -101,6 +101,7 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
             }],
             manifests: Vec::new(),
         },
+        booted: None,
     }
 }
 

@@ -24,12 +24,13 @@ use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
-    ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse, JoinNodeRequest,
-    NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
-    join_node_response,
+    BootProof, ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse,
+    GetChallengeRequest, JoinNodeRequest, NodeState, RegisterNodeRequest, RegisterNodeResponse,
+    StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{chain, ownership, pushback};
 use hearth_host::directory;
+use hearth_host::prover::{Prover, ProverError};
 use rustls_pki_types::CertificateDer;
 use tonic::{Code, Status};
 use zeroize::Zeroizing;
@@ -78,6 +79,9 @@ pub enum AskError {
         /// The delay until then.
         ask_again: Duration,
     },
+    /// The cluster asks what this machine has booted, and that cannot be proven.
+    #[error("cannot prove what was booted")]
+    Prove(#[from] ProverError),
     /// The response is invalid.
     #[error("{call}: invalid response: {field}: {why}")]
     Answer {
@@ -158,19 +162,21 @@ pub enum Joined {
 
 /// The client for these calls. A node has one instance, so that all addresses are tried in turn,
 /// whatever the call.
-#[derive(Debug)]
 pub struct CuratorCaller {
     clock: Clock,
     boot_id: String,
+    /// None if the machine has no TPM.
+    prover: Option<Arc<Prover>>,
     turn: AtomicUsize,
 }
 
 impl CuratorCaller {
     /// `clock` verifies certificates; `boot_id` identifies this boot to the curators.
-    pub fn new(clock: Clock, boot_id: String) -> Self {
+    pub fn new(clock: Clock, boot_id: String, prover: Option<Arc<Prover>>) -> Self {
         Self {
             clock,
             boot_id,
+            prover,
             turn: AtomicUsize::new(0),
         }
     }
@@ -185,13 +191,19 @@ impl CuratorCaller {
         let key = &registering.node_key;
         let asking = &registering.asking;
         let mut client = self.client(key, &registering.cluster_ca, &asking.directory)?;
-        let proof = proofs::prove_join_key(&key.public(), &registering.join_key);
+        let join_key_proof = proofs::prove_join_key(&key.public(), &registering.join_key);
+        // Once the machine is registered, it only asks whether it is approved.
+        let proof = match registering.answer {
+            None => self.proof(&mut client, key.public()).await?,
+            Some(_) => None,
+        };
         let request = RegisterNodeRequest {
             register_ticket: asking.ticket.expose().to_vec(),
             join_key: registering.join_key.public().as_bytes().to_vec(),
-            join_key_proof: proof.to_vec(),
+            join_key_proof: join_key_proof.to_vec(),
             tpm_is_present,
             labels: asking.labels.clone(),
+            proof,
         };
         let reply = client
             .register_node(request)
@@ -229,9 +241,11 @@ impl CuratorCaller {
         const CALL: &str = "JoinNode";
         let identity = &member.identity;
         let mut client = self.client(&identity.join_key, &member.cluster_ca, directory)?;
+        let key = identity.join_key.public();
         let request = JoinNodeRequest {
             tpm_usage: identity.tpm_usage.into(),
             boot_id: self.boot_id.clone(),
+            proof: self.proof(&mut client, key).await?,
         };
         let answer = client
             .join_node(request)
@@ -259,7 +273,30 @@ impl CuratorCaller {
         }
     }
 
-    /// A client of the curators in this directory, for one call.
+    /// The proof for the next call of this client with this key, if the cluster asks for one.
+    async fn proof(
+        &self,
+        client: &mut CuratorClient<Channel>,
+        key: PublicKey,
+    ) -> Result<Option<BootProof>, AskError> {
+        const CALL: &str = "GetChallenge";
+        let Some(prover) = &self.prover else {
+            return Ok(None);
+        };
+        // First whether it asks at all: a TPM takes a second to tell its keys.
+        match client.get_challenge(GetChallengeRequest::default()).await {
+            // A curator of a release that asks for nothing.
+            Err(status) if status.code() == Code::Unimplemented => return Ok(None),
+            Err(status) => return Err(AskError::status(CALL)(status)),
+            Ok(asked) if !asked.get_ref().required => return Ok(None),
+            Ok(_) => {}
+        }
+        let challenge = client.get_challenge(prover.keys().await?).await;
+        let challenge = challenge.map_err(AskError::status(CALL))?;
+        Ok(prover.answer(challenge.into_inner(), key).await?)
+    }
+
+    /// A client of the curators in this directory, for a few calls.
     fn client(
         &self,
         key: &SigningKey,

@@ -19,7 +19,7 @@ use hearth_api::identity::{
 };
 use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
 use hearth_api::tls::{self, OwnCertificate};
-use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
+use hearth_api::v1::{AdmissionPolicy, ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
@@ -28,9 +28,11 @@ use hearth_host::handover::{BootstrapData, Founded, MemberData, TimeStatus};
 use hearth_host::layout::Root;
 use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
+use hearth_host::prover::Prover;
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::storage::{DataPartition, Mode, StorageBackend, StorageError, Volume};
 use hearth_host::{around, credentials, failpoint};
+use hearth_tpm::images::TrustedImage;
 use tonic::Code;
 use tracing::Instrument;
 
@@ -66,6 +68,8 @@ pub struct Parts<M, A> {
     pub data: Arc<Mutex<DataPartition<M>>>,
     /// The client of the curators.
     pub asker: Arc<CuratorCaller>,
+    /// Proves what this machine has booted; none without a TPM.
+    pub prover: Option<Arc<Prover>>,
     /// Validity of the certificates that a bootstrap creates.
     pub lifetime: pki::Lifetime,
     /// Whether the image has the extension for the Kubernetes roles. If so, a first node whose
@@ -313,7 +317,9 @@ where
         Ok(Done::Keys(match &parameters.cluster {
             Cluster::Bootstrap(bootstrap) => {
                 clock::await_correction(&self.lifetime, &self.time).await;
-                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)?))
+                let is_measured = self.booted().await.is_some();
+                let founding = self.new_founding(parameters, bootstrap, is_measured)?;
+                Keys::Founding(Arc::new(founding))
             }
             Cluster::Register(register) => {
                 Keys::Registering(Arc::new(new_registering(parameters, register)))
@@ -325,6 +331,7 @@ where
         &self,
         parameters: &Parameters,
         bootstrap: &Bootstrap,
+        is_measured: bool,
     ) -> Result<Founding, Failure> {
         clock::can_found(&self.lifetime)?;
         let mode = bootstrap.seed.configuration.tpm_mode();
@@ -333,6 +340,14 @@ where
                 "tpm_mode: expected a TPM that can seal this node's keys, as the mode is REQUIRED, found none".into(),
             )
         })?;
+        let admission = bootstrap.seed.configuration.admission_policy();
+        if admission == AdmissionPolicy::KnownImages && !is_measured {
+            return Err(Failure::Refuse(
+                "admission_policy: expected a TPM and firmware that has measured this image, as the policy is \
+                 KNOWN_IMAGES, found none"
+                    .into(),
+            ));
+        }
         let mut seed = bootstrap.seed.clone();
         let cold_start_policy = parameters::cold_start_policy(
             seed.configuration.cold_start_policy(),
@@ -433,8 +448,25 @@ where
         }
     }
 
+    /// The image that this machine has booted, if that was measured.
+    async fn booted(&self) -> Option<TrustedImage> {
+        let events = match &self.prover {
+            Some(prover) => prover.events().await,
+            None => return None,
+        };
+        match events {
+            Ok(events) => TrustedImage::booted(&events),
+            Err(error) => {
+                tracing::warn!("{}", chain(error));
+                None
+            }
+        }
+    }
+
     async fn await_founded(&self, founding: &Founding) -> Result<Done, Failure> {
-        self.bootstrap.set(Arc::new(founding.bootstrap_data()));
+        let booted = self.booted().await;
+        self.bootstrap
+            .set(Arc::new(founding.bootstrap_data(booted)));
         let founded = self.founded.watch().next().await.map_err(again)?;
         Ok(Done::Credentials(founded.credentials))
     }
@@ -744,7 +776,11 @@ pub(super) fn is_final(error: &AskError) -> bool {
                 | Code::InvalidArgument
         ),
         AskError::Answer { .. } | AskError::Order(_) => true,
-        AskError::NotYet { .. } | AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
+        AskError::NotYet { .. }
+        | AskError::Nobody
+        | AskError::Tls(_)
+        | AskError::Ca(_)
+        | AskError::Prove(_) => false,
     }
 }
 

@@ -20,6 +20,7 @@ use hearth_api::v1::{
     TpmUsage,
 };
 use hearth_sys::nftables::Nftables;
+use hearth_tpm::images::TrustedImage;
 
 use crate::networking::NodeSubnets;
 
@@ -64,6 +65,8 @@ pub struct BootstrapData {
     pub seed: ClusterSeed,
     /// The roles of the first node.
     pub roles: NodeRoles,
+    /// The image that it has booted, if that was measured: the first one that the cluster trusts.
+    pub booted: Option<TrustedImage>,
 }
 
 /// The new cluster is durable, in etcd and on the data partition, and a curator serves it: written

@@ -29,5 +29,6 @@ pub mod networking;
 pub mod parameters;
 pub mod pki;
 pub mod power;
+pub mod prover;
 pub mod record;
 pub mod storage;

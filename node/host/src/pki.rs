@@ -437,6 +437,13 @@ pub fn hosts(certificate: &[u8]) -> Result<Vec<Host>, PkiError> {
     Ok(hosts.collect())
 }
 
+/// The public key that a certificate of anyone certifies, without its algorithm. Bytes after the certificate are ignored.
+pub fn key_of(certificate: &[u8]) -> Result<Vec<u8>, PkiError> {
+    const MALFORMED: PkiError = PkiError::Stored("the certificate is malformed");
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| MALFORMED)?;
+    Ok(parsed.public_key().subject_public_key.data.to_vec())
+}
+
 /// The usages of a certificate of a node: it is a server and a client.
 fn of_node() -> Vec<ExtendedKeyUsagePurpose> {
     vec![

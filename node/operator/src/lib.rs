@@ -23,6 +23,8 @@ use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{self, node_parameters, node_selector};
+use hearth_tpm::Digest;
+use hearth_tpm::images::TrustedImage;
 use tonic::{Response, Status};
 
 /// Why ownership could not be taken, by step.
@@ -274,6 +276,15 @@ impl Operator {
         self.answer(management.delete_node(request)).await.map(drop)
     }
 
+    /// Has the cluster trust an image.
+    pub async fn trust_image(&self, image: &TrustedImage) -> Result<(), Status> {
+        let mut management = self.management();
+        let request = v1::TrustImageRequest {
+            image: Some(trusted_image(image)),
+        };
+        self.answer(management.trust_image(request)).await.map(drop)
+    }
+
     /// Replaces the owner and the recovery recipient.
     pub async fn replace_owner(&self, replacement: v1::OwnerReplacement) -> Result<(), Status> {
         let mut management = self.management();
@@ -340,6 +351,17 @@ where
 pub fn by_id(id: &str) -> v1::NodeSelector {
     v1::NodeSelector {
         node: Some(node_selector::Node::NodeId(id.to_owned())),
+    }
+}
+
+/// An image for TrustImage.
+pub fn trusted_image(image: &TrustedImage) -> v1::TrustedImage {
+    let bytes = |digests: &[Digest]| digests.iter().map(|digest| digest.0.to_vec()).collect();
+    v1::TrustedImage {
+        parts: image.parts.0.to_vec(),
+        programs: bytes(&image.programs),
+        command_lines: bytes(&image.command_lines),
+        trusted_at: 0,
     }
 }
 

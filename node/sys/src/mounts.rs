@@ -114,7 +114,7 @@ const fn if_present(entry: Entry) -> Entry {
 }
 
 /// The mounts of every node, in order.
-fn table() -> [Entry; 11] {
+fn table() -> [Entry; 12] {
     let nosuid = MountFlags::NOSUID;
     let nodev = nosuid | MountFlags::NODEV;
     let noexec = nodev | MountFlags::NOEXEC;
@@ -146,6 +146,14 @@ fn table() -> [Entry; 11] {
             c"",
         )),
         if_present(entry("sys/fs/pstore", c"pstore", 0x6165_676c, noexec, c"")),
+        // Has the firmware's event log.
+        if_present(entry(
+            "sys/kernel/security",
+            c"securityfs",
+            0x7363_6673,
+            noexec,
+            c"",
+        )),
         // Contains the root file systems of containers, so execution is allowed.
         entry("ephemeral", c"tmpfs", TMPFS, nodev, c"mode=0700"),
         entry("tmp", c"tmpfs", TMPFS, noexec, c"mode=1777"),

@@ -8,17 +8,11 @@
 
 use std::{fs, io};
 
-const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
-
-/// The kernel refuses to change how it waits.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write to {EXPEDITED}")]
-pub struct RcuError(#[from] io::Error);
-
 /// Whether the kernel expedites all grace periods from now on. Needs sysfs.
 ///
 /// # Errors
 /// If the kernel was built for one CPU, which never waits.
-pub fn expedite(on: bool) -> Result<(), RcuError> {
-    Ok(fs::write(EXPEDITED, if on { "1" } else { "0" })?)
+#[expect(clippy::disallowed_methods, reason = "a control file of the kernel")]
+pub fn expedite(on: bool) -> io::Result<()> {
+    fs::write("/sys/kernel/rcu_expedited", if on { "1" } else { "0" })
 }

@@ -8,6 +8,7 @@ use hearth_api::client::Endpoint;
 use hearth_api::v1::NodeState;
 use hearth_operator::{ClusterStatus, Operator};
 use hearth_qemu::cluster;
+use hearth_tpm::images::TrustedImage;
 
 use crate::events::{Event, Observer};
 use crate::fleet::{Machines, News};
@@ -31,6 +32,8 @@ pub struct Session<'a> {
     pub hearthctl: Hearthctl,
     /// Number of nodes, the last ones, that are left for the user to approve.
     pub join_later: u16,
+    /// The image of machines with a TPM, for the cluster to trust.
+    pub image: Option<TrustedImage>,
     /// Whether an encrypted cluster is left for the user to unlock.
     pub no_unlock: bool,
     /// Bound for each node to become HOME and answer.
@@ -43,13 +46,19 @@ pub struct Session<'a> {
 pub(crate) struct Asker {
     owner: Owner,
     curators: Vec<Endpoint>,
+    image: Option<TrustedImage>,
 }
 
 impl Asker {
-    /// Gets a certificate for the owner key.
+    /// Gets a certificate for the owner key, and has the cluster trust the image of its machines.
     pub(crate) async fn connect(&self) -> Result<Operator> {
         let taken = self.owner.take_ownership(self.curators.clone(), CALL).await;
-        Ok(taken?)
+        let operator = taken?;
+        if let Some(image) = &self.image {
+            let trusted = operator.trust_image(image).await;
+            trusted.map_err(LabError::call("TrustImage"))?;
+        }
+        Ok(operator)
     }
 }
 
@@ -64,6 +73,7 @@ impl Session<'_> {
         Ok(Asker {
             owner: Owner::load(self.state.path())?,
             curators: curators.map(Endpoint::from).collect(),
+            image: self.image.clone(),
         })
     }
 

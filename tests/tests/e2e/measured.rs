@@ -4,11 +4,13 @@
 use std::fs;
 
 use anyhow::{Context, ensure};
+use hearth_api::v1::{RevokeImageRequest, TpmMode};
 use hearth_lab::record::Storage;
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::tpm;
 use hearth_tests::node::Running;
-use hearth_tests::{Outcome, TestCtx, here};
+use hearth_tests::{Cluster, Outcome, TestCtx, here};
+use hearth_tpm::images::TrustedImage;
 use serde_json::Value;
 
 use crate::storage::SEALED;
@@ -55,6 +57,46 @@ async fn a_node_opens_its_encrypted_disk_by_its_tpm_and_by_no_other() -> Outcome
     vm.power_off().await?;
     let after = (disk.data_digest()?, disk.read_esp(SEALED[0]).await?);
     ensure!(before == after, "the disk has changed");
+    test.passed()
+}
+
+/// In a cluster whose nodes need a TPM, machines join with the image of the first node. A machine with another image waits,
+/// says why, and joins when its image is trusted; a node whose image is revoked does not come back.
+#[tokio::test]
+async fn machines_join_with_trusted_images_only() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 3, |number, plan| {
+        let plan = plan.uefi().tpm();
+        let plan = plan.configured(|configuration| configuration.set_tpm_mode(TpmMode::Required));
+        Ok(if number == 3 { plan.release() } else { plan })
+    })
+    .await?;
+    cluster.add_nodes(&[2]).await?;
+    let node = cluster.node(2);
+    node.cut().await?;
+    node.comes_back().await?;
+
+    let other = &test.artifacts().release.measurements;
+    let other = fs::read(other).with_context(|| format!("cannot read {}", other.display()))?;
+    let other = TrustedImage::parse(&other)?;
+    cluster.register(&[3]).await?;
+    let reason = format!("image {} is not trusted", other.parts);
+    cluster.node(3).vm()?.says(&[&reason]).await?;
+    let owner = cluster.owner().once().clone();
+    owner.trust_image(&other).await.context("TrustImage")?;
+    cluster.approve(3).await?;
+    cluster.node(3).home().await?;
+
+    let parts = other.parts.0.to_vec();
+    let mut management = owner.management();
+    management
+        .revoke_image(RevokeImageRequest { parts })
+        .await
+        .context("RevokeImage")?;
+    let node = cluster.node(3);
+    node.cut().await?;
+    node.start().await?;
+    node.vm()?.says(&[&reason]).await?;
     test.passed()
 }
 

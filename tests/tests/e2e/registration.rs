@@ -35,6 +35,7 @@ impl Stranger {
                 join_key_proof: proofs::prove_join_key(&node.public(), &join).to_vec(),
                 tpm_is_present: false,
                 labels: Vec::new(),
+                proof: None,
             },
             curators: Curators::new(vec![curator], tls, Options::default()),
         })

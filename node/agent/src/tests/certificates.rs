@@ -52,6 +52,7 @@ fn worker(
         files: disk.files.clone(),
         member: fixed(member.clone()),
         connection,
+        prover: None,
     });
     TestSupervisor::run(move |ctx| run(ctx, worker.clone()))
 }

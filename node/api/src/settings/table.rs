@@ -6,8 +6,8 @@ use crate::hosts::{self, Host};
 use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
 use crate::v1::{
-    AuditLevel, ColdStartPolicy, ControlPlaneScheduling, PodNetwork, PodSecurityLevel,
-    StorageSecurityPolicy, TpmMode,
+    AdmissionPolicy, AuditLevel, ColdStartPolicy, ControlPlaneScheduling, PodNetwork,
+    PodSecurityLevel, StorageSecurityPolicy, TpmMode,
 };
 use crate::{labels, ranges};
 
@@ -375,6 +375,21 @@ pub static SETTINGS: &[Setting] = &[
             max_length: MOST_CERTIFICATE_NAMES,
             expected: hosts::HOST,
             is_valid: |text| text.parse::<Host>().is_ok(),
+        },
+    },
+    Setting {
+        path: "admission_policy",
+        help: "What machines have to prove before they get anything of the cluster",
+        fixed: None,
+        kind: &Choice {
+            field: |configuration| &mut configuration.admission_policy,
+            name: |policy| Some(AdmissionPolicy::try_from(policy).ok()?.as_str_name()),
+            // Depends on another setting, whose clusters have had none: `hearth_host::parameters::admission_policy`.
+            default: 0,
+            supported: &[
+                AdmissionPolicy::Any as i32,
+                AdmissionPolicy::KnownImages as i32,
+            ],
         },
     },
 ];

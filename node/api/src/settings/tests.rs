@@ -72,6 +72,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.pod_ranges" => "10.0.0.0/16,fd00:1::/48",
         "kubernetes.service_ranges" => "10.1.0.0/16,fd00:2::/112",
         "certificate_names" => "curators.example,192.0.2.101",
+        "admission_policy" => "KNOWN_IMAGES",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
         "certificate_lifetime_seconds" => "3600",
@@ -140,12 +141,14 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         time_servers: Vec::new(),
         certificate_lifetime_seconds: 604_800,
         certificate_names: Vec::new(),
+        // Decided by the machine that creates the cluster.
+        admission_policy: 0,
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
         setting.check(&filled).expect(setting.path);
         let Some(default) = setting.default_value() else {
-            assert_eq!(setting.path, "cold_start_policy");
+            assert!(["cold_start_policy", "admission_policy"].contains(&setting.path));
             continue;
         };
         setting.check_definite(&filled).expect(setting.path);
@@ -259,7 +262,7 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
          kubernetes.audit_level, kubernetes.secrets_key_generation, kubernetes.pod_ranges, \
          kubernetes.service_ranges, curator_session_seconds, time_servers, \
-         certificate_lifetime_seconds, certificate_names, got \"kubernetes\""
+         certificate_lifetime_seconds, certificate_names, admission_policy, got \"kubernetes\""
     );
 }
 
@@ -371,12 +374,18 @@ fn values_of_a_newer_release_are_shown_and_kept_but_not_accepted() {
 
 fn configurations() -> impl Strategy<Value = ClusterConfiguration> {
     let patterns = prop::option::of(prop::collection::btree_set("[a-z]{1,3}\\*?", 0..4));
-    ("([a-z]{1,5}\\.[a-z]{1,5})?", 0..5_i32, 1..4_i32, patterns).prop_map(
-        |(cluster_domain, storage_security_policy, cold_start_policy, patterns)| {
+    let policies = (0..5_i32, 1..4_i32, 1..3_i32);
+    ("([a-z]{1,5}\\.[a-z]{1,5})?", policies, patterns).prop_map(
+        |(
+            cluster_domain,
+            (storage_security_policy, cold_start_policy, admission_policy),
+            patterns,
+        )| {
             ClusterConfiguration {
                 cluster_domain,
                 storage_security_policy,
                 cold_start_policy,
+                admission_policy,
                 kubernetes: patterns.map(|patterns: BTreeSet<String>| KubernetesConfiguration {
                     synchronized_labels: patterns.into_iter().collect(),
                     ..KubernetesConfiguration::default()

@@ -34,7 +34,8 @@ use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
     GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetSecretsKeysResponse, HeartbeatRequest,
-    KubernetesConfiguration, LogEntry, Node, NodeStatus, OwnerReplacement, WatchEvent,
+    KubernetesConfiguration, LogEntry, Node, NodeStatus, OwnerReplacement, TrustedImage,
+    WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -60,6 +61,8 @@ pub struct Script {
     pub kubernetes: Option<(Vec<String>, Vec<u8>)>,
     /// For `GetSecretsKeys`; `ProvideSecretsKeys` adds to it.
     pub secrets_keys: GetSecretsKeysResponse,
+    /// For `GetTrustedImages`; `TrustImage` and `RevokeImage` change it.
+    pub images: Vec<TrustedImage>,
     /// For `GetCACertificate`, the proof. `None`: it returns an error.
     pub first_contact_secret: Option<FirstContactSecret>,
     /// For `GetCACertificate`, instead of the true answer: a man in the middle.
@@ -97,6 +100,7 @@ impl Default for Script {
             directory: ClusterDirectory::default(),
             kubernetes: None,
             secrets_keys: GetSecretsKeysResponse::default(),
+            images: Vec::new(),
             first_contact_secret: None,
             relayed_ca: None,
             owner: None,

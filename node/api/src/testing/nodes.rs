@@ -13,13 +13,13 @@ use crate::recovery::RecoveryRecipient;
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
 use crate::v1::{
-    ClusterNetworking, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
-    GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
-    IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest,
-    RegisterNodeResponse, RenewCertificatesRequest, RenewCertificatesResponse,
-    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
-    UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
-    join_node_response,
+    ClusterNetworking, CommitNodeRequest, CommitNodeResponse, GetChallengeRequest,
+    GetChallengeResponse, GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest,
+    HeartbeatResponse, IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest,
+    JoinNodeResponse, RegisterNodeRequest, RegisterNodeResponse, RenewCertificatesRequest,
+    RenewCertificatesResponse, UpdateNodeClusterNetworkingRequest,
+    UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchEvent, WatchRequest, join_node_response,
 };
 
 #[tonic::async_trait]
@@ -147,6 +147,14 @@ impl Curator for Answering {
         _: Request<CommitNodeRequest>,
     ) -> Result<Response<CommitNodeResponse>, Status> {
         Err(Status::unimplemented("CommitNode"))
+    }
+
+    /// Asks for nothing.
+    async fn get_challenge(
+        &self,
+        _: Request<GetChallengeRequest>,
+    ) -> Result<Response<GetChallengeResponse>, Status> {
+        Ok(Response::new(GetChallengeResponse::default()))
     }
 
     async fn join_node(

@@ -16,11 +16,13 @@ use crate::v1::{
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
     GetNodesResponse, GetPacketFilterRequest, GetPacketFilterResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse, Node, NodeRoles,
-    NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, ProvideSecretsKeysRequest,
-    ProvideSecretsKeysResponse, RebootRequest, RebootResponse, ReplaceOwnerRequest,
-    ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
-    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles, node_selector,
+    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse,
+    GetTrustedImagesRequest, GetTrustedImagesResponse, Node, NodeRoles, NodeSelector, NodeState,
+    PowerOffRequest, PowerOffResponse, ProvideSecretsKeysRequest, ProvideSecretsKeysResponse,
+    RebootRequest, RebootResponse, ReplaceOwnerRequest, ReplaceOwnerResponse, RevokeImageRequest,
+    RevokeImageResponse, TrustImageRequest, TrustImageResponse, UpdateNodeLabelsRequest,
+    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles,
+    node_selector,
 };
 
 impl Answering {
@@ -276,6 +278,34 @@ impl Management for Answering {
             key.wrapped.extend(provided.wrapped);
         }
         Ok(Response::new(ProvideSecretsKeysResponse {}))
+    }
+
+    async fn trust_image(
+        &self,
+        request: Request<TrustImageRequest>,
+    ) -> Result<Response<TrustImageResponse>, Status> {
+        self.called("TrustImage");
+        self.script().images.extend(request.into_inner().image);
+        Ok(Response::new(TrustImageResponse {}))
+    }
+
+    async fn get_trusted_images(
+        &self,
+        _: Request<GetTrustedImagesRequest>,
+    ) -> Result<Response<GetTrustedImagesResponse>, Status> {
+        self.called("GetTrustedImages");
+        let images = self.script().images.clone();
+        Ok(Response::new(GetTrustedImagesResponse { images }))
+    }
+
+    async fn revoke_image(
+        &self,
+        request: Request<RevokeImageRequest>,
+    ) -> Result<Response<RevokeImageResponse>, Status> {
+        self.called("RevokeImage");
+        let parts = request.into_inner().parts;
+        self.script().images.retain(|image| image.parts != parts);
+        Ok(Response::new(RevokeImageResponse {}))
     }
 
     async fn replace_owner(

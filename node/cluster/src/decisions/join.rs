@@ -20,8 +20,9 @@ use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::v1::{NodeJoin, NodeState, TpmUsage};
 use hearth_consensus::fenced::Write;
 
+use super::admission::{self, Admission};
 use super::{FoundNode, Rejection, Versioned, as_found};
-use crate::state::{self, LivenessRecord, NodeRecord, Tombstone};
+use crate::state::{self, Endorsement, LivenessRecord, NodeRecord, Tombstone};
 
 /// How many joins of a node are recorded.
 pub const MOST_JOINS: usize = 8;
@@ -36,6 +37,8 @@ pub struct Join {
     pub boot_id: String,
     /// From where it asks.
     pub address: IpAddr,
+    /// What it has proven, if the cluster asks for that.
+    pub admission: Option<Admission>,
 }
 
 /// The decision.
@@ -97,6 +100,8 @@ pub struct Boots {
     pub liveness: Option<Versioned<(LivenessRecord, String)>>,
     /// The last joins, the latest first.
     pub joins: Option<Versioned<Vec<NodeJoin>>>,
+    /// The node's TPM, if it has proven anything before.
+    pub endorsement: Option<Versioned<Endorsement>>,
 }
 
 /// Decides whether this boot of the node is the one that gets the key. `silence` is the time without
@@ -119,10 +124,24 @@ pub fn admit(
         time,
         address: join.address.to_canonical().to_string(),
         boot_id: join.boot_id.clone(),
+        image: join
+            .admission
+            .iter()
+            .flat_map(|admission| admission.image.0)
+            .collect(),
     };
     let before = boots.joins.as_ref().map_or(&[][..], |joins| &joins.content);
-    let is_recorded =
-        |last: &NodeJoin| last.boot_id == this.boot_id && last.address == this.address;
+    let admission = join.admission.as_ref();
+    let endorsement = boots.endorsement.as_ref();
+    if let (Some(admission), Some(known)) = (admission, endorsement) {
+        admission::is_own(found.id(), admission, Some(&known.content))?;
+    }
+    let is_recorded = |last: &NodeJoin| {
+        NodeJoin {
+            time,
+            ..last.clone()
+        } == this
+    };
     if before.first().is_some_and(is_recorded) {
         return Ok(None);
     }
@@ -132,8 +151,8 @@ pub fn admit(
         state::liveness_key(found.id()),
         state::joins_key(found.id()),
     );
-    let write = found
-        .unchanged()
+    let write = admission::bind(found.unchanged(), found.id(), admission, endorsement)?;
+    let write = write
         .and(as_found(liveness_key, boots.liveness.as_ref()))
         .and(as_found(joins_key.clone(), boots.joins.as_ref()))
         .put(joins_key, state::encode_joins(joins));
@@ -166,6 +185,7 @@ mod tests {
             tpm_usage: TpmUsage::NotPresent,
             boot_id: boot_id.into(),
             address: Ipv4Addr::new(192, 0, 2, 1).into(),
+            admission: None,
         }
     }
 
@@ -228,6 +248,7 @@ mod tests {
                 revision: 5,
             }),
             joins: None,
+            endorsement: None,
         }
     }
 
@@ -322,6 +343,7 @@ mod tests {
             time: 1,
             address: "192.0.2.1".into(),
             boot_id: "boot".into(),
+            image: Vec::new(),
         };
         assert_eq!(admitted(&join("boot"), 1), Some(vec![first]));
         assert_eq!(admitted(&join("boot"), 2), None);

@@ -8,6 +8,7 @@ use hearth_api::v1::{ClusterConfiguration, Label, NodeRoles, NodeState};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_host::parameters::{storage_security, tpm_usage};
 
+use super::admission::{self, Admission};
 use super::{Rejection, Versioned, put};
 use crate::state::{self, FullRecord, NodeRecord};
 
@@ -25,6 +26,8 @@ pub struct Registration {
     pub tpm_is_present: bool,
     /// Validated labels.
     pub labels: Vec<Label>,
+    /// What the machine has proven, if the cluster asks for that.
+    pub admission: Option<Admission>,
 }
 
 /// The records for the machine.
@@ -83,6 +86,7 @@ pub fn decide(
         join_key,
         tpm_is_present,
         labels,
+        admission,
     } = registration;
     let (node_key, join_key) = (*node_key, *join_key);
     let id = id_of(&node_key);
@@ -125,6 +129,6 @@ pub fn decide(
         unlock_key: None,
         certificate: None,
     };
-    let write = put(write, &full);
+    let write = admission::bind(put(write, &full), id, admission.as_ref(), None)?;
     Ok(Registered::Now(full.node, write))
 }

@@ -7,8 +7,12 @@ use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::pushback;
 use hearth_api::settings::SettingError;
 use hearth_api::v1::{NodeState, StorageSecurity};
+use hearth_tpm::Digest;
+use hearth_tpm::attestation::ProofError;
+use hearth_tpm::images::Untrusted;
 use tonic::{Code, Status};
 
+use super::admission::MOST_IMAGES;
 use crate::messages::{name, seconds};
 
 /// When a boot that has to wait for the end of another one asks again. Short and constant, so that
@@ -179,6 +183,38 @@ pub enum Rejection {
         /// The TPM usage in the request.
         found: &'static str,
     },
+    /// Under KNOWN_IMAGES, a machine that has no TPM or no software for it.
+    #[error(
+        "proof: expected one of what this machine has booted, as the cluster's admission policy is KNOWN_IMAGES, got none: \
+         it needs a TPM 2.0"
+    )]
+    NoProof,
+    /// The curator has asked nothing, or has forgotten it. Asking again helps.
+    #[error(
+        "proof: expected the answer to a challenge of this curator, got another one: ask for a challenge again"
+    )]
+    NoChallenge,
+    /// The rate limit of challenges for callers with unknown keys is exceeded.
+    #[error("too many machines ask for a challenge: retry later")]
+    TooManyChallenges,
+    /// The proof does not prove what the machine has booted.
+    #[error("proof: {0}")]
+    Proof(#[from] ProofError),
+    /// The machine has booted something else than a trusted image.
+    #[error("{0}: see `hearthctl image`")]
+    Untrusted(#[from] Untrusted),
+    /// The machine is not the one that has registered, or its TPM was replaced.
+    #[error(
+        "endorsement_key: {0} has registered with another TPM: this is another machine, or its TPM was replaced: wipe it \
+         and register again"
+    )]
+    OtherTpm(NodeId),
+    /// The maximum number of trusted images is reached.
+    #[error("{MOST_IMAGES} images are trusted, which is the maximum: revoke some of them first")]
+    TooManyImages,
+    /// The image is not trusted.
+    #[error("parts: no image with these parts is trusted, got {0}")]
+    NoSuchImage(Digest),
     /// The node's state does not permit the request.
     #[error("{node} is {}: expected {wanted}", name(*.state))]
     State {
@@ -277,16 +313,19 @@ impl Rejection {
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied
             }
-            Self::TooManyWrongTickets | Self::TooManyWaiting(_) | Self::NoPodRange => {
-                Code::ResourceExhausted
-            }
+            Self::TooManyWrongTickets
+            | Self::TooManyWaiting(_)
+            | Self::TooManyImages
+            | Self::TooManyChallenges
+            | Self::NoPodRange => Code::ResourceExhausted,
             Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) | Self::MeshKeyTaken(_) => {
                 Code::AlreadyExists
             }
-            Self::MemberStill(_) | Self::OtherBoot { .. } => Code::Unavailable,
-            Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
-                Code::NotFound
-            }
+            Self::MemberStill(_) | Self::OtherBoot { .. } | Self::NoChallenge => Code::Unavailable,
+            Self::NotRegistered(_)
+            | Self::UnknownJoinKey(_)
+            | Self::NoSuchImage(_)
+            | Self::NoSuchNode { .. } => Code::NotFound,
             Self::FixedSetting { .. }
             | Self::NoRecoveryRecipient
             | Self::TooManyReplacements(_)
@@ -297,6 +336,10 @@ impl Rejection {
             | Self::OtherStorage { .. }
             | Self::Storage { .. }
             | Self::TpmChanged { .. }
+            | Self::NoProof
+            | Self::Proof(_)
+            | Self::Untrusted(_)
+            | Self::OtherTpm(_)
             | Self::State { .. }
             | Self::Decommissioning(_)
             | Self::Leaving(_)

@@ -53,6 +53,7 @@ pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Rejection> {
         .delete(state::status_key(node.id))
         .delete(state::liveness_key(node.id))
         .delete(state::joins_key(node.id))
+        .delete(state::endorsement_key(node.id))
         .delete(state::intent_key(node.id));
     if let Some(networking) = node.networking {
         write = write

@@ -114,6 +114,7 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Rejectio
                 tpm_usage: TpmUsage::NotPresent,
                 boot_id: "boot".into(),
                 address: Ipv4Addr::LOCALHOST.into(),
+                admission: None,
             };
             let joined = join::decide(&join, found)?;
             // An admitted node has an unlock key.
@@ -162,6 +163,7 @@ fn register(records: &Records, machine: u8, join: u8) -> Result<Option<Write>, R
         join_key: join_key(join),
         tpm_is_present: false,
         labels: Vec::new(),
+        admission: None,
     };
     let found = registration::Found {
         node: records.node(id(machine)),
@@ -674,6 +676,7 @@ fn only_so_many_wait() {
         join_key: join_key(0),
         tpm_is_present: true,
         labels: Vec::new(),
+        admission: None,
     };
     let with = |waiting| {
         let found = registration::Found {

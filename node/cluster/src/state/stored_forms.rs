@@ -8,6 +8,8 @@ use hearth_api::v1::{
     StorageSecurityPolicy, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
+use hearth_tpm::attestation::EndorsementKey;
+use hearth_tpm::images::TrustedImage;
 
 use super::*;
 
@@ -132,9 +134,11 @@ fn the_stored_form_of_the_cluster_stays() {
         time_servers: Vec::new(),
         certificate_lifetime_seconds: 0,
         certificate_names: Vec::new(),
+        admission_policy: 0,
     };
     assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
-    let complete = settings::with_defaults(configuration.clone());
+    let mut complete = settings::with_defaults(configuration.clone());
+    complete.set_admission_policy(AdmissionPolicy::Any);
     assert_eq!(cluster.configuration, complete);
     assert_eq!(cluster.owner, public_key(0x66));
     assert_eq!(cluster.first_contact_secret.expose(), &[0x77; 32]);
@@ -170,6 +174,7 @@ fn the_stored_form_of_the_cluster_stays() {
     let cluster = ClusterRecord::decode(CLUSTER, &stored).unwrap();
     let defaults = settings::with_defaults(ClusterConfiguration {
         cold_start_policy: ColdStartPolicy::None.into(),
+        admission_policy: AdmissionPolicy::Any.into(),
         ..ClusterConfiguration::default()
     });
     assert_eq!(cluster.configuration, defaults);
@@ -283,12 +288,43 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         time: 1_700_000_000,
         address: "192.0.2.7".into(),
         boot_id: boot_id.into(),
+        image: Vec::new(),
     }];
     let stored = stored_form!("etcd-joins.pb", encode_joins(joins.clone()));
     assert_eq!(decode_joins(&joins_key(id()), &stored), Ok(joins));
 
     let stored = stored_form!("etcd-candidate.pb", encode_candidate(id()));
     assert_eq!(decode_candidate(&candidate_key(7), &stored), Ok(id()));
+}
+
+#[test]
+fn the_stored_form_of_admission_stays() {
+    let trusted = Trusted {
+        image: TrustedImage {
+            parts: Digest([0x11; 32]),
+            programs: vec![Digest([0x21; 32]), Digest([0x22; 32]), Digest([0x23; 32])],
+            command_lines: vec![Digest([0x31; 32])],
+        },
+        since: 1_700_000_000,
+    };
+    let stored = stored_form!("etcd-image.pb", trusted.clone().encode());
+    let key = image_key(&trusted.image.parts);
+    assert_eq!(Trusted::decode(&key, &stored), Ok(trusted));
+
+    let point = [&[0, 32][..], &[0x41; 32], &[0, 31], &[0x42; 31]].concat();
+    let endorsement = Endorsement {
+        key: EndorsementKey::from_bytes(&point).unwrap(),
+        certificate: vec![0x30, 0],
+    };
+    let stored = stored_form!("etcd-endorsement.pb", endorsement.encode());
+    let key = endorsement_key(id());
+    assert_eq!(Endorsement::decode(&key, &stored), Ok(endorsement));
+
+    let keys = format!("{}\n{key}\n", image_key(&Digest([0x11; 32])));
+    let stored = stored_form!("etcd-keys-admission.txt", keys);
+    let keys = String::from_utf8(stored).unwrap();
+    let keys: Vec<Key> = keys.lines().map(Key::parse).collect();
+    assert_eq!(keys, [Key::Image(Digest([0x11; 32])), Key::Other]);
 }
 
 /// The node ID stored at a join key, a mesh key, a pod range and at the last departure.

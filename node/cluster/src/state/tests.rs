@@ -51,6 +51,7 @@ fn keys_read_back() {
         &status_key(id()),
         &liveness_key(id()),
         &joins_key(id()),
+        &image_key(&Digest::ZERO),
         &tombstone_key(id()),
         &intent_key(id()),
         &key,

@@ -3,6 +3,7 @@
 mod cluster;
 mod context;
 mod etcd;
+mod image;
 mod kubernetes;
 mod node;
 mod owner;
@@ -26,6 +27,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     match command {
         Command::Cluster(command) => cluster::run(&global, command).await,
         Command::Node(command) => node::run(&global, command).await,
+        Command::Image(command) => image::run(&global, command).await,
         Command::Etcd(command) => etcd::run(&global, command).await,
         Command::Kubernetes(command) => kubernetes::run(&global, command).await,
         Command::Owner(command) => owner::run(&global, command).await,

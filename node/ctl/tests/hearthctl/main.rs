@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod etcd;
+mod image;
 mod kubernetes;
 mod ownership;
 mod reference;
@@ -18,9 +19,9 @@ use hearth_api::server::Limits;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::{
-    self, ClusterConfiguration, ClusterState, ColdStartPolicy, GetConsensusStatusResponse,
-    LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles, NodeState, NodeStatus,
-    StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
+    self, AdmissionPolicy, ClusterConfiguration, ClusterState, ColdStartPolicy,
+    GetConsensusStatusResponse, LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles,
+    NodeState, NodeStatus, StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -56,6 +57,7 @@ impl Fixture {
                 tpm_mode: TpmMode::Disabled.into(),
                 storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
                 cold_start_policy: ColdStartPolicy::None.into(),
+                admission_policy: AdmissionPolicy::Any.into(),
                 ..ClusterConfiguration::default()
             },
             first_contact_secret: Some(self.secret.clone()),
@@ -178,6 +180,7 @@ fn node(id: &str, health: NodeHealth) -> v1::Node {
             time: 1_700_000_000,
             address: "192.0.2.1".into(),
             boot_id: "boot".into(),
+            image: vec![0xab; 32],
         }],
         ..v1::Node::default()
     }
@@ -224,6 +227,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
                 "time": 1_700_000_000,
                 "address": "192.0.2.1",
                 "boot_id": "boot",
+                "image": "ab".repeat(32),
             }],
             "recorded_settings": null,
             "time": null,
@@ -263,6 +267,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "time_servers": [],
             "certificate_lifetime_seconds": 604800,
             "certificate_names": [],
+            "admission_policy": "ANY",
         })
     );
     assert_eq!(info["configuration_version"], 1);

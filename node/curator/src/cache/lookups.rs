@@ -10,7 +10,7 @@ use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus};
 use hearth_cluster::decisions::Versioned;
 use hearth_cluster::decisions::networking::Found;
 use hearth_cluster::messages::name;
-use hearth_cluster::state::{ClusterRecord, Intent, NodeRecord, Tombstone};
+use hearth_cluster::state::{ClusterRecord, Intent, NodeRecord, Tombstone, Trusted};
 use hearth_consensus::Lease;
 
 use super::Cache;
@@ -122,6 +122,11 @@ impl Cache {
         let contents = self.lock();
         let mut nodes = contents.records.nodes();
         Some(nodes.find(|node| node.public_key == *key)?.id)
+    }
+
+    /// The trusted images.
+    pub fn images(&self) -> Vec<Versioned<Trusted>> {
+        self.lock().records.images().cloned().collect()
     }
 
     /// The requested change of the node's etcd membership.

@@ -9,9 +9,12 @@ use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{ClusterDirectory, NodeJoin, NodeState, NodeStatus, cluster_directory};
 use hearth_cluster::decisions::Versioned;
 use hearth_cluster::decisions::networking::Found;
-use hearth_cluster::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
+use hearth_cluster::state::{
+    self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone, Trusted,
+};
 use hearth_consensus::Record;
 use hearth_host::networking::PodRange;
+use hearth_tpm::Digest;
 
 /// What a change concerned: decides who is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,8 @@ pub(super) struct Records {
     pod_ranges: BTreeMap<PodRange, Versioned<NodeId>>,
     /// Mesh keys of the same nodes.
     mesh_keys: HashMap<MeshKey, Versioned<NodeId>>,
+    /// Trusted images, by their parts.
+    images: BTreeMap<Digest, Versioned<Trusted>>,
 }
 
 impl Records {
@@ -74,6 +79,7 @@ impl Records {
             Key::MeshKey(key) => self.put_mesh_key(key, record),
             Key::Intent(id) => self.put_intent(id, record),
             Key::RegisterTicket => self.put_ticket(record),
+            Key::Image(parts) => self.put_image(parts, record),
             Key::Liveness(_) | Key::Candidate | Key::Other => Ok(Applied::Unfollowed),
         }
     }
@@ -107,6 +113,7 @@ impl Records {
             Key::MeshKey(key) => drop(self.mesh_keys.remove(key)),
             Key::Intent(id) => drop(self.intents.remove(id)),
             Key::RegisterTicket => self.ticket = None,
+            Key::Image(parts) => drop(self.images.remove(parts)),
             Key::Liveness(_) | Key::Candidate | Key::Other => {}
         }
         Applied::Unfollowed
@@ -202,6 +209,14 @@ impl Records {
         Ok(Applied::Unfollowed)
     }
 
+    fn put_image(&mut self, parts: Digest, record: &Record) -> Result<Applied, RecordError> {
+        match at(record, usable(Trusted::decode(&record.key, &record.value))?) {
+            Some(image) => drop(self.images.insert(parts, image)),
+            None => drop(self.images.remove(&parts)),
+        }
+        Ok(Applied::Unfollowed)
+    }
+
     fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Stored)) {
         let stored = self.nodes.entry(id).or_default();
         change(stored);
@@ -235,6 +250,7 @@ impl Records {
             .chain(self.join_keys.keys().map(state::join_key_key))
             .chain(ranges.map(|range| state::pod_range_key(*range)))
             .chain(self.mesh_keys.keys().map(state::mesh_key_key))
+            .chain(self.images.keys().map(state::image_key))
             .chain(cluster)
             .chain(ticket)
     }
@@ -250,6 +266,10 @@ impl Records {
 
     pub(super) fn ticket(&self) -> Option<&Versioned<Ticket>> {
         self.ticket.as_ref()
+    }
+
+    pub(super) fn images(&self) -> impl Iterator<Item = &Versioned<Trusted>> {
+        self.images.values()
     }
 
     pub(super) fn tombstone(&self, id: NodeId) -> Option<&Tombstone> {

@@ -13,12 +13,12 @@ use hearth_api::server::Caller;
 use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::curator_server::Curator;
 use hearth_api::v1::{
-    ClusterState, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse,
-    GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse,
-    IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse,
-    NodeCondition, NodeStatus, RecordedSettings, RegisterNodeRequest, RegisterNodeResponse,
-    RenewCertificatesRequest, RenewCertificatesResponse, TimeSource, TimeStatus,
-    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
+    ClusterState, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse, GetChallengeRequest,
+    GetChallengeResponse, GetConsensusStatusRequest, GetConsensusStatusResponse, HeartbeatRequest,
+    HeartbeatResponse, IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest,
+    JoinNodeResponse, NodeCondition, NodeStatus, RecordedSettings, RegisterNodeRequest,
+    RegisterNodeResponse, RenewCertificatesRequest, RenewCertificatesResponse, TimeSource,
+    TimeStatus, UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 use hearth_cluster::state;
@@ -127,6 +127,13 @@ impl Curator for Service {
             Some((answer, beats))
         });
         Ok(Response::new(stream.boxed()))
+    }
+
+    async fn get_challenge(
+        &self,
+        request: Request<GetChallengeRequest>,
+    ) -> Result<Response<GetChallengeResponse>, Status> {
+        self.enrolment.challenge(request).await.map(Response::new)
     }
 
     async fn register_node(

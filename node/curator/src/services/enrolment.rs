@@ -15,25 +15,26 @@ use hearth_api::server::Caller;
 use hearth_api::tls::{self, PeerCertificate};
 use hearth_api::v1::issue_certificate_request::Kind;
 use hearth_api::v1::{
-    CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
-    JoinNodeRequest, JoinNodeResponse, NodeState, RegisterNodeRequest, RegisterNodeResponse,
-    RenewCertificatesRequest, RenewCertificatesResponse, StorageSecurity, TpmUsage,
-    join_node_response,
+    CommitNodeRequest, CommitNodeResponse, GetChallengeRequest, GetChallengeResponse,
+    IssueCertificateRequest, IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse,
+    NodeState, RegisterNodeRequest, RegisterNodeResponse, RenewCertificatesRequest,
+    RenewCertificatesResponse, StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{labels, proofs, settings};
-use hearth_cluster::decisions::Rejection;
 use hearth_cluster::decisions::commit::{self, Commit, Committed};
 use hearth_cluster::decisions::join::{self, Boots, Join, Joined};
 use hearth_cluster::decisions::registration::{
     self, Found, MOST_WAITING, Registered, Registration,
 };
-use hearth_cluster::state::{self, LivenessRecord, NodeRecord, Wanted};
+use hearth_cluster::decisions::{Rejection, admission};
+use hearth_cluster::state::{self, Endorsement, LivenessRecord, NodeRecord, Wanted};
 use hearth_consensus::fenced::Write;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 use zeroize::Zeroizing;
 
+use super::attestation::Attestation;
 use super::kubernetes;
 use super::request::{check_boot_id, known, p256_key, unspecified};
 use crate::budget::{Bucket, Rate};
@@ -64,6 +65,7 @@ const TURN_BOUND: Duration = Duration::from_secs(5);
 pub(super) struct Enrolment {
     core: Arc<Core>,
     wrong_tickets: Bucket,
+    attestation: Attestation,
     places: Semaphore,
     /// Serializes registrations, so that the limit of waiting machines holds.
     taking_in: Mutex<()>,
@@ -72,6 +74,7 @@ pub(super) struct Enrolment {
 impl Enrolment {
     pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
+            attestation: Attestation::new(core.clone()),
             core,
             wrong_tickets: Bucket::new(WRONG_TICKETS),
             places: Semaphore::new(MOST_CONCURRENT_CALLS),
@@ -83,6 +86,13 @@ impl Enrolment {
         let turn = timeout(TURN_BOUND, self.places.acquire()).await;
         // The semaphore is never closed.
         turn.ok().and_then(Result::ok).ok_or_else(busy)
+    }
+
+    pub(super) async fn challenge(
+        &self,
+        request: Request<GetChallengeRequest>,
+    ) -> Result<GetChallengeResponse, Status> {
+        self.attestation.challenge(request).await
     }
 
     pub(super) async fn register(
@@ -120,7 +130,12 @@ impl Enrolment {
             tracing::warn!(%remote, "registration rejected: wrong register ticket");
             return Err(Rejection::WrongTicket.into());
         }
-        let registration = check_registration(node_key, request)?;
+        let proof = request.proof.take();
+        let mut registration = check_registration(node_key, request)?;
+        // Once registered, a machine only asks whether it is approved.
+        if !is_known() {
+            registration.admission = self.attestation.admit(&node_key, proof)?;
+        }
         let node = self.take_in(registration, &ticket).await?;
         self.registered(node)
     }
@@ -261,7 +276,9 @@ impl Enrolment {
     ) -> Result<JoinNodeResponse, Status> {
         let caller = Caller::of(&request)?;
         let (join_key, address) = (stranger(caller)?, caller.remote().ip());
-        let join = check_join(join_key, address, request.into_inner())?;
+        let mut request = request.into_inner();
+        let proof = request.proof.take();
+        let mut join = check_join(join_key, address, request)?;
         self.core.reads.linearizable().await?;
         let cache = &self.core.cache;
         let id = cache.join_key_of(&join.join_key);
@@ -281,7 +298,10 @@ impl Enrolment {
         let joined = join::decide(&join, found)?;
         let _place = self.turn().await?;
         let answer = match joined {
-            Joined::Admitted(id) => self.admitted(id, &join).await?,
+            Joined::Admitted(id) => {
+                join.admission = self.attestation.admit(&join_key, proof)?;
+                self.admitted(id, &join).await?
+            }
             Joined::Disowned(id) => {
                 tracing::info!(node = %id, "removed node reconnected: sending disown order");
                 let cluster = self.core.cluster()?.content.id;
@@ -360,12 +380,21 @@ impl Enrolment {
 
     /// What is recorded of the node's boots, straight from etcd.
     async fn boots(&self, id: NodeId) -> Result<Boots, Status> {
-        let (liveness_key, joins_key) = (state::liveness_key(id), state::joins_key(id));
-        let both = self.core.client.get_all([&liveness_key, &joins_key]).await;
-        let [liveness, joins] = both.map_err(|error| unavailable(&error))?;
+        let keys = [
+            state::liveness_key(id),
+            state::joins_key(id),
+            state::endorsement_key(id),
+        ];
+        let all = self
+            .core
+            .client
+            .get_all(keys.each_ref().map(String::as_str));
+        let all = all.await;
+        let [liveness, joins, endorsement] = all.map_err(|error| unavailable(&error))?;
         Ok(Boots {
             liveness: versioned(liveness, LivenessRecord::decode)?,
             joins: versioned(joins, state::decode_joins)?,
+            endorsement: versioned(endorsement, Endorsement::decode)?,
         })
     }
 
@@ -408,7 +437,12 @@ impl Enrolment {
         let admits = self.core.cache.admits(&node, &key);
         admits.map_err(|refused| Status::unauthenticated(refused.to_string()))?;
         self.core.budgets.certificate(id)?;
+        let admission = self.attestation.admit(&key, request.into_inner().proof)?;
         let _place = self.turn().await?;
+        if let Some(admission) = &admission {
+            let known = self.boots(id).await?.endorsement;
+            admission::is_own(id, admission, known.as_ref().map(|known| &known.content))?;
+        }
         let leaves = leaves::of_node(&self.core, id, key, p256).await?;
         tracing::info!(node = %id, "renewed certificates");
         Ok(RenewCertificatesResponse {
@@ -487,6 +521,7 @@ fn check_registration(
         join_key,
         tpm_is_present: request.tpm_is_present,
         labels,
+        admission: None,
     })
 }
 
@@ -505,6 +540,7 @@ fn check_join(
         tpm_usage,
         boot_id: request.boot_id,
         address,
+        admission: None,
     })
 }
 

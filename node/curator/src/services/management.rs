@@ -15,16 +15,18 @@ use hearth_api::v1::{
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
     GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
     GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse, Node, NodeHealth,
-    NodeState, ProvideSecretsKeysRequest, ProvideSecretsKeysResponse, ReplaceOwnerRequest,
-    ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
-    UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+    GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse,
+    GetTrustedImagesRequest, GetTrustedImagesResponse, Node, NodeHealth, NodeState,
+    ProvideSecretsKeysRequest, ProvideSecretsKeysResponse, ReplaceOwnerRequest,
+    ReplaceOwnerResponse, RevokeImageRequest, RevokeImageResponse, TrustImageRequest,
+    TrustImageResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
+    UpdateNodeRolesResponse,
 };
 use hearth_cluster::decisions::configuration;
 use tonic::{Request, Response, Status};
 
 use super::node_commands::NodeCommands;
-use super::{kubernetes, secrets_keys};
+use super::{images, kubernetes, secrets_keys};
 use crate::core::Core;
 use crate::streams;
 
@@ -187,6 +189,29 @@ impl Management for Service {
             .configure(request)
             .await
             .map(Response::new)
+    }
+
+    async fn trust_image(
+        &self,
+        request: Request<TrustImageRequest>,
+    ) -> Result<Response<TrustImageResponse>, Status> {
+        let trusted = images::trust(&self.core, request.into_inner());
+        trusted.await.map(Response::new)
+    }
+
+    async fn get_trusted_images(
+        &self,
+        _: Request<GetTrustedImagesRequest>,
+    ) -> Result<Response<GetTrustedImagesResponse>, Status> {
+        images::list(&self.core).await.map(Response::new)
+    }
+
+    async fn revoke_image(
+        &self,
+        request: Request<RevokeImageRequest>,
+    ) -> Result<Response<RevokeImageResponse>, Status> {
+        let revoked = images::revoke(&self.core, request.into_inner());
+        revoked.await.map(Response::new)
     }
 
     async fn get_secrets_keys(

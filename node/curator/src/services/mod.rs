@@ -2,8 +2,10 @@
 //! answers. Authorization has taken place before a method is called.
 
 mod aaa;
+mod attestation;
 mod curator;
 mod enrolment;
+mod images;
 mod kubernetes;
 mod local;
 mod management;

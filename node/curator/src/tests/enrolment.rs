@@ -311,6 +311,7 @@ fn copy(machine: &Machine) -> Machine {
         key: machine.key.clone(),
         join_key: machine.join_key.clone(),
         unlock_key: machine.unlock_key.clone(),
+        prover: machine.prover.clone(),
         ..*machine
     }
 }
@@ -522,7 +523,11 @@ async fn what_is_wrong_with_a_machine_is_said() {
         (usage, "a/b", "boot_id"),
     ] {
         let boot_id = boot_id.into();
-        let request = JoinNodeRequest { tpm_usage, boot_id };
+        let request = JoinNodeRequest {
+            tpm_usage,
+            boot_id,
+            proof: None,
+        };
         let refused = client.join_node(request).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains(field), "{field}: {refused}");

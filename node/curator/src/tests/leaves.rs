@@ -35,6 +35,7 @@ async fn renew(
         p256_public_key: p256
             .map(|key| key.public().as_bytes().to_vec())
             .unwrap_or_default(),
+        proof: None,
     };
     let mut curator = CuratorClient::new(world.channel(who));
     Ok(curator.renew_certificates(request).await?.into_inner())
@@ -146,6 +147,7 @@ async fn nobody_else_gets_a_nodes_certificates() {
     let mut curator = world.curator(&node);
     let request = RenewCertificatesRequest {
         p256_public_key: vec![4; 64],
+        proof: None,
     };
     let refused = curator.renew_certificates(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");

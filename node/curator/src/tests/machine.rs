@@ -1,6 +1,7 @@
 //! A machine that wants to become a node, one call at a time.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use hearth_api::client::{Channel, Endpoint};
 use hearth_api::identity::{
@@ -10,11 +11,12 @@ use hearth_api::proofs;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::{
-    ApproveNodeRequest, CommitNodeRequest, CommitNodeResponse, DeleteNodeRequest,
+    ApproveNodeRequest, BootProof, CommitNodeRequest, CommitNodeResponse, DeleteNodeRequest,
     GetRegisterTicketRequest, JoinNodeRequest, JoinNodeResponse, Label, Node, NodeSelector,
     NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage, node_selector,
 };
 use hearth_base::testing::within_timeout;
+use hearth_host::prover::Prover;
 use tonic::Status;
 
 use super::super::testing::{BOOT_ID, Who, World};
@@ -27,6 +29,8 @@ pub(super) struct Machine {
     pub tpm: TpmUsage,
     /// The curator that it calls; the world's first one by default.
     pub curator: Option<u16>,
+    /// Its TPM.
+    pub prover: Option<Arc<Prover>>,
 }
 
 impl Machine {
@@ -38,6 +42,7 @@ impl Machine {
             storage: StorageSecurity::Encrypted,
             tpm: TpmUsage::NotPresent,
             curator: None,
+            prover: None,
         }
     }
 
@@ -49,7 +54,7 @@ impl Machine {
         by_id(&self.id().to_string())
     }
 
-    fn client(&self, world: &World, key: &SigningKey) -> CuratorClient<Channel> {
+    pub(super) fn client(&self, world: &World, key: &SigningKey) -> CuratorClient<Channel> {
         let endpoint = self.curator.map_or_else(
             || world.endpoint(),
             |port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port),
@@ -68,6 +73,7 @@ impl Machine {
                 key: "rack".into(),
                 value: "7".into(),
             }],
+            proof: None,
         }
     }
 
@@ -86,7 +92,27 @@ impl Machine {
         world: &World,
         ticket: &Ticket,
     ) -> Result<RegisterNodeResponse, Status> {
-        self.send(world, self.request(ticket)).await
+        let mut client = self.client(world, &self.key);
+        let request = RegisterNodeRequest {
+            proof: self.proof(&mut client, &self.key).await?,
+            ..self.request(ticket)
+        };
+        let call = client.register_node(request);
+        Ok(within_timeout("RegisterNode", call).await?.into_inner())
+    }
+
+    /// The proof for the next call with this key, as a node makes it.
+    pub(super) async fn proof(
+        &self,
+        client: &mut CuratorClient<Channel>,
+        key: &SigningKey,
+    ) -> Result<Option<BootProof>, Status> {
+        let Some(prover) = &self.prover else {
+            return Ok(None);
+        };
+        let challenge = client.get_challenge(prover.keys().await.unwrap()).await?;
+        let answer = prover.answer(challenge.into_inner(), key.public()).await;
+        answer.map_err(|error| Status::unknown(hearth_api::chain(&error)))
     }
 
     pub(super) async fn commit(&self, world: &World) -> Result<CommitNodeResponse, Status> {
@@ -108,11 +134,12 @@ impl Machine {
         world: &World,
         boot_id: &str,
     ) -> Result<JoinNodeResponse, Status> {
+        let mut client = self.client(world, &self.join_key);
         let request = JoinNodeRequest {
             tpm_usage: self.tpm.into(),
             boot_id: boot_id.into(),
+            proof: self.proof(&mut client, &self.join_key).await?,
         };
-        let mut client = self.client(world, &self.join_key);
         let call = client.join_node(request);
         Ok(within_timeout("JoinNode", call).await?.into_inner())
     }

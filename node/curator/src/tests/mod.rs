@@ -2,6 +2,7 @@
 
 mod access;
 mod administration;
+mod attestation;
 mod budget;
 mod clocks;
 mod configuration;

@@ -50,7 +50,7 @@ fn the_nodes_take_turns_and_no_address_is_asked_twice() {
 
 #[test]
 fn every_address_begins_once() {
-    let asker = CuratorCaller::new(wall_clock(), "boot".into());
+    let asker = CuratorCaller::new(wall_clock(), "boot".into(), None);
     let all: Vec<Endpoint> = (1..=3)
         .map(|last| Endpoint::new([192, 0, 2, last].into(), 0))
         .collect();
@@ -83,7 +83,7 @@ async fn who_does_not_answer_is_named() {
     let refuses = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = refuses.local_addr().unwrap().port();
     drop(refuses);
-    let asker = CuratorCaller::new(wall_clock(), "boot".into());
+    let asker = CuratorCaller::new(wall_clock(), "boot".into(), None);
     let cluster = hearth_api::testing::TestCluster::new();
     let mut registering = Registering::clone(&testing::registering(1, None));
     registering.cluster_ca = cluster.ca().clone();
@@ -166,7 +166,7 @@ fn a_commit_is_for_this_node_or_none() {
     registering.answer.as_mut().unwrap().cluster_id = cluster.id;
     let (id, key) = (registering.node_id, registering.node_key.public());
     let entering = AnsweredRegistration::of(Arc::new(registering)).unwrap();
-    let asker = CuratorCaller::new(wall_clock(), "boot".into());
+    let asker = CuratorCaller::new(wall_clock(), "boot".into(), None);
     let answer = |ca: &[u8], cluster_id, id: NodeId, key| {
         let identity = Identity::node(cluster_id, id);
         let response = CommitNodeResponse {

@@ -54,7 +54,7 @@ impl Node {
             root: self.machine.root.clone(),
             sealed: self.sealed.clone(),
             saved_directory: Arc::new(DirectoryStore::new(&self.machine.root.esp)),
-            asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
+            asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into(), None)),
             report: {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.to_string()))

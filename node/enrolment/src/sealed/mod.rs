@@ -24,6 +24,7 @@ use hearth_host::parameters::StaticNetwork;
 use hearth_host::storage::header::Owner;
 use hearth_host::storage::keys::Secrets;
 use hearth_host::storage::{Mode, Volume};
+use hearth_tpm::images::TrustedImage;
 use rustls_pki_types::CertificateDer;
 
 use super::EnrolmentId;
@@ -263,7 +264,7 @@ impl Founding {
     }
 
     /// What the control plane needs to bootstrap the cluster.
-    pub fn bootstrap_data(&self) -> BootstrapData {
+    pub fn bootstrap_data(&self, booted: Option<TrustedImage>) -> BootstrapData {
         BootstrapData {
             cluster_id: self.identity.cluster_id,
             node_id: self.identity.node_id,
@@ -274,6 +275,7 @@ impl Founding {
             tpm_usage: self.identity.tpm_usage,
             seed: self.seed.clone(),
             roles: self.roles,
+            booted,
         }
     }
 

@@ -121,6 +121,7 @@ fn full_founding() -> Founding {
                 time_servers: Vec::new(),
                 certificate_lifetime_seconds: 0,
                 certificate_names: Vec::new(),
+                admission_policy: 0,
             },
             labels: labels(),
             ..founding().seed

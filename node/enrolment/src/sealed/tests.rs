@@ -298,6 +298,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 time_servers: Vec::new(),
                 certificate_lifetime_seconds: 0,
                 certificate_names: Vec::new(),
+                admission_policy: 0,
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             manifests: vec![manifest.unwrap()],

@@ -4,8 +4,8 @@ use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
 use hearth_api::manifests::Manifest;
 use hearth_api::recovery::{RecoveryError, RecoveryRecipient};
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, NodeRoles, StorageSecurity, StorageSecurityPolicy,
-    TpmMode, TpmUsage, node_roles,
+    AdmissionPolicy, ClusterBootstrap, ClusterConfiguration, NodeRoles, StorageSecurity,
+    StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
 };
 use hearth_api::{labels, settings};
 
@@ -73,13 +73,26 @@ impl Bootstrap {
 /// Checks the settings of the new cluster, and gives those without a value their defaults. The
 /// cold-start policy has none.
 fn configuration(message: Option<ClusterConfiguration>) -> Result<ClusterConfiguration, Problem> {
-    settings::complete(message.unwrap_or_default()).map_err(|error| {
+    let completed = settings::complete(message.unwrap_or_default());
+    let mut configuration = completed.map_err(|error| {
         let field = format!(
             "cluster_bootstrap.initial_cluster_configuration.{}",
             error.field
         );
         Problem::unwanted(field, error.expected, error.found)
-    })
+    })?;
+    let admission = admission_policy(configuration.admission_policy(), configuration.tpm_mode());
+    configuration.set_admission_policy(admission);
+    Ok(configuration)
+}
+
+/// The admission policy of a new cluster. Where each machine has a TPM, each can prove what it has booted.
+fn admission_policy(wanted: AdmissionPolicy, mode: TpmMode) -> AdmissionPolicy {
+    match (wanted, mode) {
+        (AdmissionPolicy::Unspecified, TpmMode::Required) => AdmissionPolicy::KnownImages,
+        (AdmissionPolicy::Unspecified, _) => AdmissionPolicy::Any,
+        (wanted, _) => wanted,
+    }
 }
 
 fn manifests(texts: &[String]) -> Result<Vec<Manifest>, Problem> {

@@ -48,11 +48,13 @@ struct Asked {
 fn values() -> impl Strategy<Value = ClusterConfiguration> {
     let domain = prop::sample::select(vec!["", "cluster.internal", "example.internal"]);
     let patterns = prop::collection::btree_set("[ab]\\*?", 0..3);
-    (domain, 0..3_i32, 1..4_i32, prop::option::of(patterns)).prop_map(
-        |(domain, policy, cold_start_policy, patterns)| ClusterConfiguration {
+    let policies = (0..3_i32, 1..4_i32, 1..3_i32);
+    (domain, policies, prop::option::of(patterns)).prop_map(
+        |(domain, (policy, cold_start_policy, admission_policy), patterns)| ClusterConfiguration {
             cluster_domain: domain.to_owned(),
             storage_security_policy: policy,
             cold_start_policy,
+            admission_policy,
             kubernetes: patterns.map(|patterns| KubernetesConfiguration {
                 synchronized_labels: patterns.into_iter().collect(),
                 ..KubernetesConfiguration::default()

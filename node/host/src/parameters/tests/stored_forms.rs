@@ -1,6 +1,7 @@
 //! The stored form of parameters.
 
 use hearth_api::settings::with_defaults;
+use hearth_api::v1::AdmissionPolicy;
 use hearth_api::{fixture, stored_form};
 
 use super::*;
@@ -44,6 +45,7 @@ fn the_stored_form_stays() {
             time_servers: Vec::new(),
             certificate_lifetime_seconds: 0,
             certificate_names: Vec::new(),
+            admission_policy: 0,
         }),
         initial_roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),
@@ -85,8 +87,9 @@ fn the_stored_form_stays() {
     assert_eq!(found.seed.first_contact_secret.expose(), &[2; 32]);
     assert_eq!(found.seed.recovery_recipient, Some(recipient()));
     assert!(found.accept_loss);
-    let complete = asked.initial_cluster_configuration.map(with_defaults);
-    assert_eq!(Some(found.seed.configuration), complete);
+    let mut complete = with_defaults(asked.initial_cluster_configuration.unwrap_or_default());
+    complete.set_admission_policy(AdmissionPolicy::Any);
+    assert_eq!(found.seed.configuration, complete);
     assert_eq!(found.roles, asked.initial_roles);
     assert_eq!(found.seed.labels, labels);
     assert_eq!(read.network.unwrap().to_message(), network);
