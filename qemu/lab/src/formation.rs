@@ -272,15 +272,12 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// The public key in a node's message that it waits for approval: the token of 64 hexadecimal digits, which may occur
-/// more than once. None, if there are two different ones.
+/// The public key in a node's message that it waits for approval: the argument of the command that approves it. Other
+/// messages have digests of the same length.
 pub fn shown_key(text: &str) -> Option<Vec<u8>> {
-    let is_key = |word: &&str| word.len() == 64;
-    let mut words = text.split(|c: char| !c.is_ascii_hexdigit()).filter(is_key);
-    let key = words.next()?;
-    words
-        .all(|word| word == key)
-        .then(|| hex::decode(key).ok())?
+    let (_, argument) = text.split_once("hearthctl node approve ")?;
+    let key = argument.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+    (key.len() == 64).then(|| hex::decode(key).ok())?
 }
 
 #[cfg(test)]
@@ -433,14 +430,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_in_the_words_around_it() {
+    fn a_key_is_the_argument_of_the_command_that_approves_it() {
         let key = "ab".repeat(32);
         let text = format!("approval: hearthctl node approve {key} (its public key)");
         assert_eq!(shown_key(&text), Some(vec![0xab; 32]));
-        assert_eq!(shown_key(&format!("{key} {key}")), Some(vec![0xab; 32]));
-        let other = "cd".repeat(32);
-        assert_eq!(shown_key(&format!("{key} {other}")), None);
-        assert_eq!(shown_key(&format!("{key}0")), None);
+        assert_eq!(shown_key(&text.replace(&key, &format!("{key}0"))), None);
+        assert_eq!(shown_key(&format!("image {key} is not trusted")), None);
         assert_eq!(shown_key("hearth-0123"), None);
     }
 

@@ -258,7 +258,7 @@ fn to_nodes(ranges: &ClusterRanges) -> String {
     let icmp = match ranges.v6 {
         None => "icmp",
         // A word of nft: a node has no file of protocols' names.
-        Some(_) => "{ icmp, ipv6-icmp }",
+        Some(_) => "{ icmp, icmpv6 }",
     };
     format!(
         r#"
