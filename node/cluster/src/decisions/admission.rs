@@ -107,7 +107,7 @@ pub fn trust(
         return Ok(None);
     }
     if found.is_none() && count >= MOST_IMAGES {
-        return Err(Rejection::TooManyImages);
+        return Err(Rejection::TooManyImages(count));
     }
     let key = state::image_key(&image.parts);
     let write = Write::when(as_found(key.clone(), found));

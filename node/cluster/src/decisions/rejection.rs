@@ -12,7 +12,6 @@ use hearth_tpm::attestation::ProofError;
 use hearth_tpm::images::Untrusted;
 use tonic::{Code, Status};
 
-use super::admission::MOST_IMAGES;
 use crate::messages::{name, seconds};
 
 /// When a boot that has to wait for the end of another one asks again. Short and constant, so that
@@ -210,8 +209,8 @@ pub enum Rejection {
     )]
     OtherTpm(NodeId),
     /// The maximum number of trusted images is reached.
-    #[error("{MOST_IMAGES} images are trusted, which is the maximum: revoke some of them first")]
-    TooManyImages,
+    #[error("{0} images are trusted, which is the maximum: revoke some of them first")]
+    TooManyImages(usize),
     /// The image is not trusted.
     #[error("parts: no image with these parts is trusted, got {0}")]
     NoSuchImage(Digest),
@@ -315,7 +314,7 @@ impl Rejection {
             }
             Self::TooManyWrongTickets
             | Self::TooManyWaiting(_)
-            | Self::TooManyImages
+            | Self::TooManyImages(_)
             | Self::TooManyChallenges
             | Self::NoPodRange => Code::ResourceExhausted,
             Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) | Self::MeshKeyTaken(_) => {

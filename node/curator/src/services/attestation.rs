@@ -13,9 +13,8 @@ use hearth_api::identity::PublicKey;
 use hearth_api::server::Caller;
 use hearth_api::v1::boot_proof::Event;
 use hearth_api::v1::{BootProof, GetChallengeRequest, GetChallengeResponse};
-use hearth_cluster::decisions::Rejection;
 use hearth_cluster::decisions::admission::{self, Admission, Proven};
-use hearth_cluster::decisions::registration;
+use hearth_cluster::decisions::{Rejection, registration};
 use hearth_cluster::state::Endorsement;
 use hearth_host::pki;
 use hearth_tpm::attestation::{

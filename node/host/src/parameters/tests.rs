@@ -1,13 +1,14 @@
+mod admission;
 mod sources;
 mod stored_forms;
 
 use hearth_api::identity::SigningKey;
 use hearth_api::recovery::{RecoveryKey, RecoveryRecipient};
 use hearth_api::v1::{
-    AdmissionPolicy, AuditLevel, ClusterBootstrap, ClusterConfiguration, ClusterDirectory,
-    ClusterRegister, ColdStartPolicy, ControlPlaneScheduling, KubernetesConfiguration, Label,
-    NetworkConfig, NodeRoles, PodNetwork, PodSecurityLevel, StorageSecurity, StorageSecurityPolicy,
-    TpmMode, Wipe, cluster_directory, network_config, node_roles,
+    AuditLevel, ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister,
+    ColdStartPolicy, ControlPlaneScheduling, KubernetesConfiguration, Label, NetworkConfig,
+    NodeRoles, PodNetwork, PodSecurityLevel, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe,
+    cluster_directory, network_config, node_roles,
 };
 use proptest::prelude::*;
 use prost::bytes::BufMut;
@@ -66,33 +67,6 @@ fn registering(register: ClusterRegister) -> NodeParameters {
 
 fn parsed(message: &NodeParameters) -> Result<Parameters, String> {
     parse(Source::FwCfg, &message.encode_to_vec()).map_err(|error| error.to_string())
-}
-
-#[test]
-fn a_cluster_whose_nodes_need_a_tpm_asks_what_they_have_booted() {
-    let policy = |mode: TpmMode, policy: AdmissionPolicy| {
-        let configuration = ClusterConfiguration {
-            tpm_mode: mode.into(),
-            admission_policy: policy.into(),
-            ..ClusterConfiguration::default()
-        };
-        let read = parsed(&founding(ClusterBootstrap {
-            initial_cluster_configuration: Some(configuration),
-            ..bootstrap()
-        }));
-        match read.unwrap().cluster {
-            Cluster::Bootstrap(found) => found.seed.configuration.admission_policy(),
-            Cluster::Register(_) => panic!("not a bootstrap"),
-        }
-    };
-    let (any, known) = (AdmissionPolicy::Any, AdmissionPolicy::KnownImages);
-    let unset = AdmissionPolicy::Unspecified;
-    assert_eq!(policy(TpmMode::Required, unset), known);
-    assert_eq!(policy(TpmMode::Required, any), any);
-    for mode in [TpmMode::Unspecified, TpmMode::BestEffort, TpmMode::Disabled] {
-        assert_eq!(policy(mode, unset), any);
-        assert_eq!(policy(mode, known), known);
-    }
 }
 
 fn refusal(message: &NodeParameters) -> String {
