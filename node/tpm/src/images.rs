@@ -137,11 +137,28 @@ impl TrustedImage {
     pub fn booted(events: &[BootEvent]) -> Option<Self> {
         let programs: Vec<Digest> = programs(events).collect();
         let parts = value(events, Pcr::KERNEL_IMAGE);
-        (programs.len() >= 2 && parts != Digest::ZERO).then(|| Self {
+        // Boot loader and stub measure the same one.
+        let mut command_lines: Vec<Digest> = of(events, Pcr::COMMAND_LINE).collect();
+        command_lines.dedup();
+        (programs.len() >= 2 && parts != Digest::ZERO).then_some(Self {
             parts,
             programs,
-            command_lines: of(events, Pcr::COMMAND_LINE).collect(),
+            command_lines,
         })
+    }
+
+    /// This image with what `other` knows besides of the same one: programs that a machine's firmware starts before it,
+    /// further command lines.
+    pub fn with(&self, other: &Self) -> Self {
+        let more = |known: &[Digest], others: &[Digest]| {
+            let others = others.iter().filter(|digest| !known.contains(digest));
+            others.chain(known).copied().collect()
+        };
+        Self {
+            parts: self.parts,
+            programs: more(&self.programs, &other.programs),
+            command_lines: more(&self.command_lines, &other.command_lines),
+        }
     }
 
     /// The unified kernel image as a program.
@@ -337,7 +354,26 @@ mod tests {
         let booted = TrustedImage::booted(&events).unwrap();
         assert_eq!(booted.programs, image("a", &PROGRAMS, "quiet").programs);
         assert_eq!(judge([&booted], &events), Ok(&booted));
+        assert_eq!(booted.command_lines, [digest_of("quiet")]);
         assert_eq!(TrustedImage::booted(&[]), None);
+    }
+
+    /// What a machine's firmware starts before the image stays trusted with what its builder says of it.
+    #[test]
+    fn an_image_that_is_trusted_again_keeps_what_is_known_of_it() {
+        let own = boot("a", &["setup", "loader", "image", "kernel"], &["quiet"]);
+        let booted = TrustedImage::booted(&own).unwrap();
+        let built = image("a", &PROGRAMS, "verbose");
+        let both = built.with(&booted);
+        assert_eq!(both.with(&booted), both);
+        for events in [own, boot("a", &PROGRAMS, &["verbose"])] {
+            assert_eq!(judge([&both], &events), Ok(&both));
+        }
+        let without = boot("a", &["loader", "kernel"], &["quiet"]);
+        assert_eq!(
+            judge([&both], &without),
+            Err(Untrusted::NotStarted(both.parts))
+        );
     }
 
     #[test]

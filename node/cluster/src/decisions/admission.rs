@@ -95,31 +95,35 @@ pub fn is_own(
     }
 }
 
-/// Trusts an image, of which `found` says since when it is trusted, among `count` others. `None` if it is trusted with the
-/// same content.
+/// Trusts an image besides `count` others; `found` is what is trusted of it before. `None` if that is all of it. What the
+/// first node has booted may have more programs than the image's builder knows: those of its firmware.
 pub fn trust(
     image: &TrustedImage,
-    found: Option<&Versioned<TrustedImage>>,
+    found: Option<&Versioned<Trusted>>,
     count: usize,
     now: i64,
 ) -> Result<Option<Write>, Rejection> {
-    if found.is_some_and(|found| found.content == *image) {
+    let trusted = match found {
+        None if count >= MOST_IMAGES => return Err(Rejection::TooManyImages(count)),
+        None => Trusted {
+            image: image.clone(),
+            since: now,
+        },
+        Some(found) => Trusted {
+            image: image.with(&found.content.image),
+            since: found.content.since,
+        },
+    };
+    if found.is_some_and(|found| found.content == trusted) {
         return Ok(None);
-    }
-    if found.is_none() && count >= MOST_IMAGES {
-        return Err(Rejection::TooManyImages(count));
     }
     let key = state::image_key(&image.parts);
     let write = Write::when(as_found(key.clone(), found));
-    let trusted = Trusted {
-        image: image.clone(),
-        since: now,
-    };
     Ok(Some(write.put(key, trusted.encode())))
 }
 
 /// Revokes an image.
-pub fn revoke(parts: &Digest, found: Option<&Versioned<TrustedImage>>) -> Result<Write, Rejection> {
+pub fn revoke(parts: &Digest, found: Option<&Versioned<Trusted>>) -> Result<Write, Rejection> {
     let found = found.ok_or(Rejection::NoSuchImage(*parts))?;
     let key = state::image_key(parts);
     Ok(Write::when(Condition::Unchanged(key.clone(), found.revision)).delete(key))

@@ -63,11 +63,9 @@ pub(super) async fn revoke(
     Ok(RevokeImageResponse {})
 }
 
-fn found(core: &Core, parts: &Digest) -> Option<Versioned<TrustedImage>> {
-    let all = core.cache.images().into_iter();
-    let mut same = all.filter(|known| known.content.image.parts == *parts);
-    same.next()
-        .map(|known| known.map(|Trusted { image, .. }| image))
+fn found(core: &Core, parts: &Digest) -> Option<Versioned<Trusted>> {
+    let mut all = core.cache.images().into_iter();
+    all.find(|known| known.content.image.parts == *parts)
 }
 
 fn parse(image: v1::TrustedImage) -> Result<TrustedImage, Rejection> {
