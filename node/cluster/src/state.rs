@@ -480,8 +480,8 @@ impl Intent {
 pub struct ClusterRecord {
     /// The cluster's ID.
     pub id: ClusterId,
-    /// The cluster's configuration; settings that were never set have their defaults. The cold-start
-    /// policy is never unspecified.
+    /// The cluster's configuration; settings that were never set have their defaults. Cold-start
+    /// and admission policy are never unspecified.
     pub configuration: ClusterConfiguration,
     /// The owner's public key.
     pub owner: PublicKey,

@@ -1,7 +1,6 @@
 //! The settings of the cluster: read with their version, changed at that version.
 
 use hearth_api::recovery::UnlockSettings;
-use hearth_api::settings;
 use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
@@ -106,7 +105,7 @@ async fn what_is_in_the_mask_changes_and_nothing_else() {
     let old = cluster.configuration();
     let (shown, mut version) = read(&world).await;
     // What was never set has its default.
-    assert_eq!(shown, settings::with_defaults(old.clone()));
+    assert_eq!(shown, state::definite(old.clone()));
     assert_ne!(shown, old);
 
     for patterns in [&["rack", "topology.example/*"][..], &[]] {
