@@ -154,6 +154,36 @@ fn lengths_around_every_bound_read_back() {
     assert_eq!(read_back(&image), nodes);
 }
 
+/// Copies differ by name and mode only; what cannot be compressed is stored for each of them.
+#[test]
+fn files_with_the_same_content_share_its_blocks() {
+    let bytes = vec![7; 3 * CHUNK as usize + 1];
+    let file = |executable| Node::File {
+        bytes: bytes.clone(),
+        executable,
+    };
+    let all = [("a", false), ("b/c", true), ("d", false)];
+    let image_of = |copies: usize| {
+        let copies = all[..copies].iter();
+        let mut nodes: Nodes = copies.map(|(path, x)| ((*path).into(), file(*x))).collect();
+        nodes.insert("b".into(), Node::Directory);
+        let shorter = vec![7; 2 * CHUNK as usize];
+        let executable = false;
+        nodes.insert(
+            "e".into(),
+            Node::File {
+                bytes: shorter,
+                executable,
+            },
+        );
+        let image = image_of(&tree_of(&nodes));
+        assert_eq!(read_back(&image), nodes);
+        image.len()
+    };
+    // The index of each copy takes less than a block.
+    assert!(image_of(3) <= image_of(1) + 2 * 4096);
+}
+
 #[test]
 fn large_directories_and_odd_names_read_back() {
     let mut nodes = Nodes::new();

@@ -2,7 +2,7 @@
 //!
 //! The same tree gives the same bytes: entries are sorted by name, owned by root and dated 1970, a file's mode only
 //! depends on whether it is executable, and the results of threads are put together in order. There are no hard links,
-//! devices or extended attributes.
+//! devices or extended attributes; compressed files with the same content share its blocks.
 //!
 //! ```text
 //! block 0    boot sector (zero) │ super block at 1024 │ zstd's settings │ root directory's inode │ …
@@ -27,13 +27,14 @@ mod format;
 mod pack;
 mod tree;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 
 use crate::content::Content;
 use format::{BLOCK, Data, DirectoryEntry, Inode};
-use pack::Packed;
+use pack::{Chunk, Packed};
 use tree::Flat;
 
 pub use format::CHUNK;
@@ -92,7 +93,7 @@ struct Plan<'a> {
     packed: &'a [Packed],
     /// Byte offsets of the inodes.
     inodes: Vec<u64>,
-    /// First block of content that is not stored inline.
+    /// First block of content that is not stored inline; the same for files that share it.
     data: Vec<u64>,
     /// Length of the metadata in bytes.
     metadata: u64,
@@ -116,9 +117,16 @@ impl<'a> Plan<'a> {
         let metadata = at;
         let mut block = at.div_ceil(BLOCK);
         let mut data = Vec::with_capacity(flat.len());
+        let mut compressed: HashMap<&[Chunk], u64> = HashMap::new();
         for packed in packed {
-            data.push(block);
-            block += packed.blocks();
+            let first = match packed {
+                Packed::Compressed { chunks, .. } => *compressed.entry(chunks).or_insert(block),
+                _ => block,
+            };
+            data.push(first);
+            if first == block {
+                block += packed.blocks();
+            }
         }
         // Block numbers have 32 bits.
         if u32::try_from(block).is_err() {
@@ -178,7 +186,7 @@ impl<'a> Plan<'a> {
             Packed::Inline { bytes } => (Data::Inline, bytes.clone()),
             Packed::Plain { .. } => (Data::Plain { first }, Vec::new()),
             Packed::Compressed { chunks, length } => {
-                let index = format::index(first, *length, chunks.iter().map(pack::Chunk::placed));
+                let index = format::index(first, *length, chunks.iter().map(Chunk::placed));
                 let blocks = packed.blocks();
                 (Data::Compressed { blocks }, index)
             }

@@ -11,8 +11,9 @@ use super::format::{self, BLOCK, CHUNK, INLINE, Placed};
 use super::tree::{Flat, What};
 use super::{ErofsError, Progress, read_part};
 
-/// zstd's level. In chunks of this size 19 saves another 0.2 % and takes more than twice the time; 12 costs 6 %.
-const LEVEL: i32 = 15;
+/// zstd's level. For Kubernetes, 15 takes two thirds of the time and gives 1 % more, 12 gives 7 % more; 19 takes 1.4
+/// times as long for 0.1 % less.
+const LEVEL: i32 = 16;
 
 /// Packed content of a node.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub(super) enum Packed {
 }
 
 /// One chunk of a file, compressed if that made it smaller.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) enum Chunk {
     Compressed(Vec<u8>),
     Stored(Vec<u8>),
