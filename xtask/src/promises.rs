@@ -39,6 +39,11 @@ const PROMISES: &[(&str, Bound)] = &[
     ("storage.unseal_ratio_clevis", Bound::AtMost(0.3)),
     ("storage.seal_ratio_systemd", Bound::AtMost(1.0)),
     ("storage.unseal_ratio_systemd", Bound::AtMost(1.0)),
+    ("storage.attestation_node_cpu_seconds", Bound::AtMost(0.3)),
+    (
+        "storage.attestation_verification_cpu_seconds",
+        Bound::AtMost(0.002),
+    ),
     ("storage.cold_start_ratio", Bound::AtMost(1.5)),
     ("storage.reboot_ratio", Bound::AtMost(1.3)),
     ("storage.power_cut_extra_seconds", Bound::AtMost(10.0)),

@@ -45,6 +45,11 @@ impl Swtpm {
         self.directory.path().join("socket")
     }
 
+    /// Its process ID.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn transport(&self) -> SwtpmSocket {
         SwtpmSocket::connect(&self.socket()).unwrap()
     }

@@ -1,9 +1,9 @@
-//! Storage benchmark: sealing by a TPM compared with clevis and systemd-creds, and starts of encrypted nodes compared
-//! with those of insecure ones.
+//! Storage benchmark: sealing by a TPM compared with clevis and systemd-creds, proofs of what was booted, and starts of
+//! encrypted nodes compared with those of insecure ones.
 //!
-//! Sealing is measured on this host, without machines, by the example `seal_bench` of `hearth-tpm`; here it is built like
-//! the node and run. It compares whole processes: the others are programs, so ours is one, too. Then two clusters of
-//! three nodes are formed ([`hearth_lab::measure::storage`]) and started in alternation.
+//! Sealing and proofs are measured on this host, without machines, by the example `tpm_bench` of `hearth-tpm`; here it is
+//! built like the node and run. For sealing it compares whole processes: the others are programs, so ours is one, too.
+//! Then two clusters of three nodes are formed ([`hearth_lab::measure::storage`]) and started in alternation.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use hearth_qemu::accel;
 
 use super::{Records, ratio, until_interrupted};
 use crate::command::Cmd;
-use crate::image::{self, Artifacts, build_seal_bench};
+use crate::image::{self, Artifacts, build_tpm_bench};
 use crate::setup::{self, Needs};
 use crate::ui::{Task, Ui};
 use crate::{program, target};
@@ -32,16 +32,18 @@ pub(super) fn measure(
     records: &mut Records,
 ) -> Result<()> {
     setup::ensure(ui, Needs::NODE | Needs::RUN | Needs::TPM | Needs::BENCH)?;
-    sealing(ui, rounds.unwrap_or(20), records)?;
+    by_tpm(ui, rounds.unwrap_or(20), records)?;
     starts(ui, node, rounds.unwrap_or(3), accel, records)
 }
 
-fn sealing(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
-    let program = build_seal_bench(ui, &target::folder("bench")?.join("seal-bench"))?;
-    let task = ui.task("measuring sealing");
-    let compare = Cmd::new(&program).args(["compare", &rounds.to_string()]);
-    records.take_in(&compare.output(ui)?)?;
-    task.done();
+fn by_tpm(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
+    let program = build_tpm_bench(ui, &target::folder("bench")?.join("tpm-bench"))?;
+    for (what, word) in [("sealing", "compare"), ("attestation", "attest")] {
+        let task = ui.task(format!("measuring {what}"));
+        let measured = Cmd::new(&program).args([word, &rounds.to_string()]);
+        records.take_in(&measured.output(ui)?)?;
+        task.done();
+    }
     Ok(())
 }
 

@@ -54,20 +54,20 @@ pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf>
     compile(ui, &product, destination)
 }
 
-/// Compiles the program that compares sealing with other programs, like the node, and copies it to `destination`.
-pub(crate) fn build_seal_bench(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+/// Compiles the benchmark of what a node does with its TPM, like the node, and copies it to `destination`.
+pub(crate) fn build_tpm_bench(ui: &Ui, destination: &Path) -> Result<PathBuf> {
     let product = Product {
-        what: "the comparison of sealing",
+        what: "the TPM benchmark",
         profile: Profile::Node,
         arguments: &[
             "--package",
             "hearth-tpm",
             "--example",
-            "seal_bench",
+            "tpm_bench",
             "--features",
             "testing",
         ],
-        built: "examples/seal_bench",
+        built: "examples/tpm_bench",
     };
     compile(ui, &product, destination)
 }

@@ -1,7 +1,7 @@
-//! Benchmark of sealing, run by `cargo xtask bench storage`: a secret is sealed and unsealed by this crate, by clevis and
-//! by systemd-creds, on one emulated TPM.
+//! Benchmark of what a node does with its TPM, run by `cargo xtask bench storage`, with an emulated one.
 //!
-//! `compare ROUNDS` measures. Results are printed as one JSON object per line.
+//! `compare ROUNDS` measures sealing and unsealing by this crate, by clevis and by systemd-creds; `attest ROUNDS` measures
+//! proofs of what was booted. Results are printed as one JSON object per line.
 //!
 //! `seal SOCKET SECRET RECORD [KEY]` and `unseal SOCKET RECORD SECRET [SIGNATURES]` are what it measures of this crate:
 //! sealing to PCR 7, and with a key also to PCR 11 by that key's signature. SOCKET is the absolute path of swtpm's
@@ -10,6 +10,7 @@
 //! and nothing of ours is kept from one call to the next.
 #![allow(clippy::disallowed_methods, reason = "a program of the host")]
 
+mod attest;
 mod compare;
 mod others;
 
@@ -36,12 +37,10 @@ fn main() -> Result<()> {
         ["unseal", socket, record, secret, signatures] => {
             unseal(socket, record, secret, Some(signatures))
         }
-        ["compare", rounds] => {
-            let number = rounds.parse();
-            compare::run(number.with_context(|| format!("expected a number, got {rounds}"))?)
-        }
+        ["compare", rounds] => compare::run(number(rounds)?),
+        ["attest", rounds] => attest::run(number(rounds)?),
         _ => bail!(
-            "usage: compare ROUNDS | seal SOCKET SECRET RECORD [KEY] | unseal SOCKET RECORD SECRET [SIGNATURES]"
+            "usage: compare ROUNDS | attest ROUNDS | seal SOCKET SECRET RECORD [KEY] | unseal SOCKET RECORD SECRET [SIGNATURES]"
         ),
     }
 }
@@ -72,6 +71,17 @@ fn unseal(socket: &str, record: &str, secret: &str, signatures: Option<&str>) ->
 fn tpm(socket: &str) -> Result<Tpm> {
     let connected = SwtpmSocket::connect(Path::new(socket));
     Ok(Tpm::new(connected.with_context(|| socket.to_owned())?))
+}
+
+fn number(rounds: &str) -> Result<u32> {
+    let number = rounds.parse();
+    number.with_context(|| format!("expected a number, got {rounds}"))
+}
+
+/// Prints one record.
+fn report(name: &str, unit: &str, samples: &[f64]) {
+    let record = serde_json::json!({ "name": name, "unit": unit, "samples": samples });
+    println!("{record}");
 }
 
 fn read(path: &str) -> Result<Vec<u8>> {

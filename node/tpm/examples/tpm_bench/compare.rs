@@ -14,7 +14,7 @@ use hearth_tpm::testing::Swtpm;
 use hearth_tpm::{Digest, Pcr, PcrSignatures, SigningKey};
 
 use super::others::{Files, Other, Side, Step};
-use super::{LITERAL, SIGNED};
+use super::{LITERAL, SIGNED, report};
 
 /// systemd 252 accepts RSA keys only. This one was made for tests.
 const KEY: &[u8] = include_bytes!("../../src/tests/rsa.pem");
@@ -54,12 +54,6 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Prints one record.
-fn report(name: &str, unit: &str, samples: &[f64]) {
-    let record = serde_json::json!({ "name": name, "unit": unit, "samples": samples });
-    println!("{record}");
 }
 
 struct Bench {
