@@ -116,44 +116,31 @@ fn an_answer_is_for_one_challenge_and_one_caller() {
     );
 }
 
-/// A machine that presents the endorsement key of another one cannot decrypt the secret.
+/// A machine that presents the endorsement key of another one, or an attestation key that is not in the same TPM, cannot
+/// decrypt the secret.
 #[test]
-fn the_endorsement_key_of_another_machine_is_of_no_use() {
+fn a_key_of_another_machine_is_of_no_use() {
     let mut own = Machine::booted(b"image");
-    let (endorsement, _) = Machine::booted(b"image").tpm.attestation_keys().unwrap();
-    let (_, attestation) = own.tpm.attestation_keys().unwrap();
-    let challenge = Challenge::new(&endorsement, &attestation).unwrap();
-    let refused = own.tpm.attest(challenge.asked(), &CALLER).unwrap_err();
-    assert!(
-        matches!(
-            refused,
-            Error::Tpm {
-                command: Command::ActivateCredential,
-                ..
-            }
-        ),
-        "{refused}"
-    );
-}
-
-/// Neither can a TPM whose attestation key is another one than that of which the curator was told.
-#[test]
-fn an_attestation_key_that_is_not_in_the_tpm_is_of_no_use() {
-    let mut own = Machine::booted(b"image");
-    let (_, attestation) = Machine::booted(b"image").tpm.attestation_keys().unwrap();
-    let (endorsement, _) = own.tpm.attestation_keys().unwrap();
-    let challenge = Challenge::new(&endorsement, &attestation).unwrap();
-    let refused = own.tpm.attest(challenge.asked(), &CALLER).unwrap_err();
-    assert!(
-        matches!(
-            refused,
-            Error::Tpm {
-                command: Command::ActivateCredential,
-                ..
-            }
-        ),
-        "{refused}"
-    );
+    let (endorsement, attestation) = own.tpm.attestation_keys().unwrap();
+    let mut other = Machine::booted(b"image");
+    let (other_endorsement, other_attestation) = other.tpm.attestation_keys().unwrap();
+    for (endorsement, attestation) in [
+        (other_endorsement, attestation),
+        (endorsement, other_attestation),
+    ] {
+        let challenge = Challenge::new(&endorsement, &attestation).unwrap();
+        let refused = own.tpm.attest(challenge.asked(), &CALLER).unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                Error::Tpm {
+                    command: Command::ActivateCredential,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+    }
 }
 
 #[test]
