@@ -204,7 +204,7 @@ mod tests {
         see(
             &mut boot,
             1,
-            &format!("hearth: waiting for approval of {key}"),
+            &format!("hearth: waiting for approval: hearthctl node approve {key}"),
         );
         see(&mut boot, 2, "hearth: waiting for something else");
         assert_eq!(boot.key(), Some(&[0xab; 32][..]));
