@@ -27,6 +27,7 @@
 )]
 
 mod client;
+mod damage;
 mod defrag;
 pub mod etcd_proxy;
 pub mod fenced;
@@ -64,6 +65,7 @@ pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,
     NamespacedClient, Record, RootClient, WatchEnd,
 };
+pub use damage::Damage;
 pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use peer_port::{MemberOfCurators, PeerPortError};

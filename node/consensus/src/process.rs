@@ -9,6 +9,7 @@ use std::{fs, io};
 use hearth_sys::child::{Child, ChildError};
 use tokio::process::Command;
 
+use super::damage::Damage;
 use super::{Config, Start, Timing, log, peer_url};
 
 /// etcd requires a port in every client URL, even of a unix socket. The whole "host" is the file
@@ -59,6 +60,17 @@ pub enum ProcessError {
         status: ExitStatus,
         /// Its last fatal log line.
         last_words: Option<String>,
+    },
+    /// etcd cannot use what is on the disk.
+    #[error(
+        "etcd's {damage} is damaged: {words}. While other consensus members have a quorum, remove the role \
+         consensus-member from this node and add it again"
+    )]
+    Damaged {
+        /// What of it.
+        damage: Damage,
+        /// etcd's last fatal log line.
+        words: String,
     },
 }
 
@@ -122,15 +134,19 @@ impl Etcd {
     /// Waits until etcd exits without being stopped.
     pub(crate) async fn ended(&mut self) -> ProcessError {
         match self.child.wait().await {
-            Ok(status) => ProcessError::Ended {
-                status,
-                last_words: self
-                    .last_words
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(),
-            },
+            Ok(status) => self.end(status),
             Err(error) => error.into(),
+        }
+    }
+
+    fn end(&self, status: ExitStatus) -> ProcessError {
+        let words = self.last_words.lock();
+        let last_words = words.unwrap_or_else(PoisonError::into_inner).take();
+        match last_words {
+            Some(words) if let Some(damage) = Damage::of(&words) => {
+                ProcessError::Damaged { damage, words }
+            }
+            last_words => ProcessError::Ended { status, last_words },
         }
     }
 

@@ -5,8 +5,9 @@
 mod peer;
 pub mod peers;
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, SystemTime};
@@ -185,10 +186,50 @@ impl Site {
         kill(Pid::from_raw(self.etcd_pid()), signal).unwrap();
     }
 
+    /// Changes a bit in the middle of etcd's log; the second call changes it back.
+    pub fn damage_log(&self) {
+        change_bits(&self.last_log(), |bytes| vec![used(bytes) / 2]);
+    }
+
+    /// Truncates etcd's log in its last record.
+    pub fn tear_log(&self) {
+        let log = self.last_log();
+        let bytes = fs::read(&log).unwrap();
+        fs::write(log, &bytes[..used(&bytes) - 1]).unwrap();
+    }
+
+    fn last_log(&self) -> PathBuf {
+        let files = fs::read_dir(self.root.data.etcd().log()).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        let log = files.filter(|file| file.extension() == Some("wal".as_ref()));
+        log.max().unwrap()
+    }
+
+    /// Changes a bit in each of the two pages that lead to all others of etcd's database; the second call changes them
+    /// back.
+    pub fn damage_database(&self) {
+        let database = self.root.data.etcd().data().join("member/snap/db");
+        // The versions.
+        change_bits(&database, |_| vec![20, 4096 + 20]);
+    }
+
     /// Stops etcd's threads until it is sent SIGCONT.
     pub async fn pause_etcd(&self) {
         pause(Pid::from_raw(self.etcd_pid())).await;
     }
+}
+
+/// The length of what has been written to a file that is preallocated.
+fn used(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1
+}
+
+fn change_bits(file: &Path, places: impl FnOnce(&[u8]) -> Vec<usize>) {
+    let mut bytes = fs::read(file).unwrap();
+    for at in places(&bytes) {
+        bytes[at] ^= 1;
+    }
+    fs::write(file, bytes).unwrap();
 }
 
 fn run_with(config: Config) -> Running {

@@ -134,6 +134,38 @@ async fn what_is_missing_never_becomes_a_new_cluster() {
     running.stop().await;
 }
 
+/// One changed bit is enough. Nothing is made worse: when it is changed back, etcd starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_cannot_use_its_data_says_what_is_damaged() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    running.client().write(put_new("a", "1")).await.unwrap();
+    acknowledge(&site);
+    running.stop().await;
+    let damages = [
+        ("log", Site::damage_log as fn(&Site)),
+        ("database", Site::damage_database),
+    ];
+    for (what, damage) in damages {
+        damage(&site);
+        let running = site.start_anyhow(false);
+        let failure = running.failure().await;
+        let expected = format!("etcd's {what} is damaged: ");
+        assert!(failure.contains(&expected), "{failure}");
+        assert!(failure.contains("remove the role"), "{failure}");
+        running.stop().await;
+        damage(&site);
+    }
+    let running = site.start(false).await;
+    running.client().write(put_new("b", "1")).await.unwrap();
+    running.stop().await;
+    // As a power cut may leave it.
+    site.tear_log();
+    let running = site.start(false).await;
+    assert!(running.client().get("a").await.unwrap().is_some());
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_etcd_is_started_again_and_its_clients_go_on() {
     let site = Site::new();

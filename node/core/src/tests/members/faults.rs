@@ -69,6 +69,26 @@ async fn a_leader_that_is_cut_off_changes_nothing_and_comes_back() {
     cluster.end().await;
 }
 
+/// One changed bit of a member's log: its node says what to do, and comes back as a new member.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_with_a_damaged_log_is_replaced() {
+    let mut cluster = Cluster::new(3, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster.stop(2).await;
+    cluster.nodes[2].site.damage_log();
+    cluster.boot(2);
+    let damaged = cluster.nodes[2].boot.as_ref().unwrap();
+    damaged.control.fails("etcd's log is damaged").await;
+
+    cluster.set_member(2, false).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_carry_nothing_are_replaced() {
     let cluster = Cluster::new(3, quick()).await;
