@@ -15,7 +15,7 @@ use hearth_api::client::Channel;
 use hearth_api::identity::PublicKey;
 use hearth_api::tls::{CertificateDer, OwnCertificate};
 use hearth_api::v1::curator_client::CuratorClient;
-use hearth_api::v1::{BootProof, GetChallengeRequest, RenewCertificatesRequest};
+use hearth_api::v1::{BootProof, RenewCertificatesRequest};
 use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::credentials;
@@ -79,18 +79,16 @@ async fn save(files: &KeyFiles, own: &OwnCertificate) -> Outcome {
 async fn proof(
     prover: &Arc<Prover>,
     key: PublicKey,
-    curator: &mut CuratorClient<Channel>,
+    curator: &CuratorClient<Channel>,
 ) -> Result<Option<BootProof>, Failure> {
-    let mut ask = async |request| {
-        let challenge = timeout(BOUND, curator.get_challenge(request)).await?;
-        Ok::<_, Failure>(challenge.map_err(refused)?.into_inner())
+    let ask = |request| {
+        let mut curator = curator.clone();
+        async move {
+            let challenge = timeout(BOUND, curator.get_challenge(request)).await?;
+            Ok(challenge.map_err(refused)?.into_inner())
+        }
     };
-    // First whether it asks at all: a TPM takes a second to tell its keys.
-    if !ask(GetChallengeRequest::default()).await?.required {
-        return Ok(None);
-    }
-    let challenge = ask(prover.keys().await?).await?;
-    Ok(prover.answer(challenge, key).await?)
+    prover.proof(key, ask).await
 }
 
 /// Requests new certificates whenever they are due; only returns errors.
@@ -105,7 +103,7 @@ async fn renew(
         }
         let mut curator = connection.curator();
         let proof = match prover {
-            Some(prover) => proof(prover, own.key().public(), &mut curator).await?,
+            Some(prover) => proof(prover, own.key().public(), &curator).await?,
             None => None,
         };
         let request = RenewCertificatesRequest {

@@ -25,8 +25,8 @@ use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
     BootProof, ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse,
-    GetChallengeRequest, JoinNodeRequest, NodeState, RegisterNodeRequest, RegisterNodeResponse,
-    StorageSecurity, TpmUsage, join_node_response,
+    GetChallengeRequest, GetChallengeResponse, JoinNodeRequest, NodeState, RegisterNodeRequest,
+    RegisterNodeResponse, StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{chain, ownership, pushback};
 use hearth_host::directory;
@@ -194,7 +194,7 @@ impl CuratorCaller {
         let join_key_proof = proofs::prove_join_key(&key.public(), &registering.join_key);
         // Once the machine is registered, it only asks whether it is approved.
         let proof = match registering.answer {
-            None => self.proof(&mut client, key.public()).await?,
+            None => self.proof(&client, key.public()).await?,
             Some(_) => None,
         };
         let request = RegisterNodeRequest {
@@ -245,7 +245,7 @@ impl CuratorCaller {
         let request = JoinNodeRequest {
             tpm_usage: identity.tpm_usage.into(),
             boot_id: self.boot_id.clone(),
-            proof: self.proof(&mut client, key).await?,
+            proof: self.proof(&client, key).await?,
         };
         let answer = client
             .join_node(request)
@@ -276,24 +276,28 @@ impl CuratorCaller {
     /// The proof for the next call of this client with this key, if the cluster asks for one.
     async fn proof(
         &self,
-        client: &mut CuratorClient<Channel>,
+        client: &CuratorClient<Channel>,
         key: PublicKey,
     ) -> Result<Option<BootProof>, AskError> {
         const CALL: &str = "GetChallenge";
         let Some(prover) = &self.prover else {
             return Ok(None);
         };
-        // First whether it asks at all: a TPM takes a second to tell its keys.
-        match client.get_challenge(GetChallengeRequest::default()).await {
-            // A curator of a release that asks for nothing.
-            Err(status) if status.code() == Code::Unimplemented => return Ok(None),
-            Err(status) => return Err(AskError::status(CALL)(status)),
-            Ok(asked) if !asked.get_ref().required => return Ok(None),
-            Ok(_) => {}
-        }
-        let challenge = client.get_challenge(prover.keys().await?).await;
-        let challenge = challenge.map_err(AskError::status(CALL))?;
-        Ok(prover.answer(challenge.into_inner(), key).await?)
+        let ask = |request: GetChallengeRequest| {
+            let mut client = client.clone();
+            async move {
+                let is_first = request == GetChallengeRequest::default();
+                match client.get_challenge(request).await {
+                    Ok(asked) => Ok(asked.into_inner()),
+                    // A curator of a release that asks for nothing.
+                    Err(status) if is_first && status.code() == Code::Unimplemented => {
+                        Ok(GetChallengeResponse::default())
+                    }
+                    Err(status) => Err(AskError::status(CALL)(status)),
+                }
+            }
+        };
+        prover.proof(key, ask).await
     }
 
     /// A client of the curators in this directory, for a few calls.

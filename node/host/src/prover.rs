@@ -98,6 +98,27 @@ impl Prover {
         self.aside(Self::read_keys).await
     }
 
+    /// The proof for the next call to the curator whose GetChallenge `ask` calls, which has the key `caller`; `None` if
+    /// the cluster asks for none.
+    ///
+    /// # Errors
+    /// Those of `ask`; if the TPM refuses, or the log cannot be read.
+    pub async fn proof<E: From<ProverError>, F>(
+        self: &Arc<Self>,
+        caller: PublicKey,
+        ask: impl Fn(GetChallengeRequest) -> F,
+    ) -> Result<Option<BootProof>, E>
+    where
+        F: Future<Output = Result<GetChallengeResponse, E>>,
+    {
+        // First whether it asks at all: a TPM takes a second to tell its keys.
+        if !ask(GetChallengeRequest::default()).await?.required {
+            return Ok(None);
+        }
+        let challenge = ask(self.keys().await?).await?;
+        Ok(self.answer(challenge, caller).await?)
+    }
+
     /// The answer to a challenge, for a call to the same curator with the key `caller`; `None` if nothing is asked.
     ///
     /// # Errors
