@@ -23,9 +23,7 @@ where
         Ok(Done::Keys(match &parameters.cluster {
             Cluster::Bootstrap(bootstrap) => {
                 clock::await_correction(&self.lifetime, &self.time).await;
-                let is_measured = self.booted().await.is_some();
-                let founding = self.new_founding(parameters, bootstrap, is_measured)?;
-                Keys::Founding(Arc::new(founding))
+                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap).await?))
             }
             Cluster::Register(register) => {
                 Keys::Registering(Arc::new(new_registering(parameters, register)))
@@ -33,11 +31,10 @@ where
         }))
     }
 
-    fn new_founding(
+    async fn new_founding(
         &self,
         parameters: &Parameters,
         bootstrap: &Bootstrap,
-        is_measured: bool,
     ) -> Result<Founding, Failure> {
         clock::can_found(&self.lifetime)?;
         let mode = bootstrap.seed.configuration.tpm_mode();
@@ -47,7 +44,7 @@ where
             )
         })?;
         let admission = bootstrap.seed.configuration.admission_policy();
-        if admission == AdmissionPolicy::KnownImages && !is_measured {
+        if admission == AdmissionPolicy::KnownImages && self.booted().await.is_none() {
             return Err(Failure::Refuse(
                 "admission_policy: expected a TPM and firmware that has measured this image, as the policy is \
                  KNOWN_IMAGES, found none"
