@@ -57,6 +57,11 @@ pub fn now(clock: &Clock) -> UnixTime {
         .unwrap_or(UnixTime::since_unix_epoch(Duration::ZERO))
 }
 
+/// The same in seconds, as messages have it.
+pub fn unix_seconds(clock: &Clock) -> i64 {
+    i64::try_from(now(clock).as_secs()).unwrap_or(i64::MAX)
+}
+
 /// The same as [`SystemTime`], in whole seconds: that from which certificates are valid for a limited time.
 pub fn system_time(clock: &Clock) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(now(clock).as_secs())

@@ -139,7 +139,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
             data.node_id.to_string().into_bytes(),
         );
     if let Some(image) = data.booted.clone() {
-        let since = i64::try_from(tls::now(&tls::wall_clock()).as_secs()).unwrap_or(i64::MAX);
+        let since = tls::unix_seconds(&tls::wall_clock());
         let key = state::image_key(&image.parts);
         write = write.put(key, Trusted { image, since }.encode());
     }

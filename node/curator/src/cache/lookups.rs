@@ -12,6 +12,7 @@ use hearth_cluster::decisions::networking::Found;
 use hearth_cluster::messages::name;
 use hearth_cluster::state::{ClusterRecord, Intent, NodeRecord, Tombstone, Trusted};
 use hearth_consensus::Lease;
+use hearth_tpm::Digest;
 
 use super::Cache;
 use crate::health::Liveness;
@@ -127,6 +128,11 @@ impl Cache {
     /// The trusted images.
     pub fn images(&self) -> Vec<Versioned<Trusted>> {
         self.lock().records.images().cloned().collect()
+    }
+
+    /// The trusted image with these parts.
+    pub fn image(&self, parts: &Digest) -> Option<Versioned<Trusted>> {
+        self.lock().records.image(parts).cloned()
     }
 
     /// The requested change of the node's etcd membership.

@@ -268,6 +268,10 @@ impl Records {
         self.ticket.as_ref()
     }
 
+    pub(super) fn image(&self, parts: &Digest) -> Option<&Versioned<Trusted>> {
+        self.images.get(parts)
+    }
+
     pub(super) fn images(&self) -> impl Iterator<Item = &Versioned<Trusted>> {
         self.images.values()
     }

@@ -372,8 +372,7 @@ impl Enrolment {
         };
         let boots = self.boots(id).await?;
         let silence = self.core.timing.heartbeat_bound;
-        let now = tls::now(&self.core.clock).as_secs();
-        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        let now = tls::unix_seconds(&self.core.clock);
         let write = join::admit(join, &found, &boots, silence, now)?;
         Ok((unlock_key, write))
     }

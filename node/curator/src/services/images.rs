@@ -5,8 +5,7 @@ use hearth_api::v1::{
     self, GetTrustedImagesResponse, RevokeImageRequest, RevokeImageResponse, TrustImageRequest,
     TrustImageResponse,
 };
-use hearth_cluster::decisions::{Rejection, Versioned, admission};
-use hearth_cluster::state::Trusted;
+use hearth_cluster::decisions::{Rejection, admission};
 use hearth_tpm::Digest;
 use hearth_tpm::images::TrustedImage;
 use tonic::Status;
@@ -23,9 +22,8 @@ pub(super) async fn trust(
     let image = parse(request.image.unwrap_or_default())?;
     let decide = || async {
         core.reads.linearizable().await?;
-        let found = found(core, &image.parts);
-        let now = tls::now(&core.clock).as_secs();
-        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        let found = core.cache.image(&image.parts);
+        let now = tls::unix_seconds(&core.clock);
         let write = admission::trust(&image, found.as_ref(), core.cache.images().len(), now)?;
         Ok(((), write))
     };
@@ -55,17 +53,12 @@ pub(super) async fn revoke(
     let parts = digest("parts", &request.parts)?;
     let decide = || async {
         core.reads.linearizable().await?;
-        let write = admission::revoke(&parts, found(core, &parts).as_ref())?;
+        let write = admission::revoke(&parts, core.cache.image(&parts).as_ref())?;
         Ok(((), Some(write)))
     };
     core.write_with_retry(decide).await?;
     tracing::info!(image = %parts, "an operator has revoked an image");
     Ok(RevokeImageResponse {})
-}
-
-fn found(core: &Core, parts: &Digest) -> Option<Versioned<Trusted>> {
-    let mut all = core.cache.images().into_iter();
-    all.find(|known| known.content.image.parts == *parts)
 }
 
 fn parse(image: v1::TrustedImage) -> Result<TrustedImage, Rejection> {
