@@ -7,12 +7,13 @@
 //! have no pods, forward nothing, and need none.
 //!
 //! The rules follow the addresses of the nodes, the ranges of pods and services in the cluster's
-//! settings, and the network policy of this node's pods, which the worker role receives ([`hearth_network_policy`]). Where pods have another network than the built-in
-//! one, only the rules about the node's own ports remain: which packets are from pods, and what they
-//! may do, is up to that network. Each change replaces the whole table in one
-//! transaction; connections are not affected. What is in the kernel is read back after each change
-//! and then regularly: a pod with the privileges to change it, or a program that flushes all
-//! tables, does not do so for long, and the log says that it was done.
+//! settings, and the network policy of this node's pods, which the worker role receives
+//! ([`hearth_network_policy`]). Where pods have another network than the built-in one, only the rules
+//! about the node's own ports remain: which packets are from pods, and what they may do, is up to that
+//! network. Each change replaces the whole table in one transaction; connections are not affected. What
+//! is in the kernel is read back after each change and then regularly: a pod with the privileges to
+//! change it, or a program that flushes all tables, does not do so for long, and the log says that it
+//! was done.
 
 mod rules;
 #[cfg(test)]
