@@ -17,7 +17,8 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
-//! | [`conformance`] | parts of a sweep over Kubernetes' conformance cases |
+//! | [`conformance`] | a part of Kubernetes' conformance cases, as tests are asked for it |
+//! | [`shard`] | parts of long runs |
 //! | [`registry`] | a real registry of images |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
 //! | [`measure`] | boots and formations, timed |
@@ -47,6 +48,7 @@ pub mod power;
 pub mod record;
 pub mod registry;
 pub mod session;
+pub mod shard;
 pub mod state;
 pub mod tool;
 pub mod unlock;
