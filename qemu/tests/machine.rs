@@ -293,9 +293,9 @@ async fn what_a_guest_writes_is_in_the_log() {
     let copy = folder.path().join("copy.img");
     std::fs::write(&copy, &before).expect("a copy");
     let file = std::fs::File::options().read(true).write(true).open(&copy);
-    let mut replay = Replay::new(&log, &source, file.expect("the copy"));
+    let mut replay = Replay::new(source, file.expect("the copy"));
     let (after, pick) = (log.promise_count(), Pick::All);
-    replay.cut(Cut { after, pick }).expect("replayed");
+    replay.cut(&log, Cut { after, pick }).expect("replayed");
     assert_eq!(
         std::fs::read(&copy).expect("the copy"),
         std::fs::read(&disk).expect("the disk")

@@ -298,6 +298,25 @@ impl Log {
         self.entries.partition_point(|entry| entry.header_at < byte)
     }
 
+    /// The log at the moment when it had this many entries. Where several machines were recorded, the logs of all of them at
+    /// one moment belong together: what one of them has written later may depend on another's later messages.
+    #[must_use]
+    pub fn until(&self, entries: usize) -> Self {
+        let next = self.entries.get(entries);
+        Self {
+            sector_bytes: self.sector_bytes,
+            entries: self.entries.iter().take(entries).cloned().collect(),
+            promises: self.promises[..self.promises_before(entries)].to_vec(),
+            end: next.map_or(self.end, |next| next.header_at),
+            missing: 0,
+        }
+    }
+
+    /// How many promises these first entries have.
+    pub fn promises_before(&self, entries: usize) -> usize {
+        self.promises.partition_point(|promise| *promise < entries)
+    }
+
     /// How many entries the superblock counts that are not there.
     pub fn missing(&self) -> u64 {
         self.missing

@@ -80,20 +80,18 @@ struct Former {
 
 /// A disk in the course of a log.
 #[derive(Debug)]
-pub struct Replay<'a, S, D> {
-    log: &'a Log,
-    source: &'a S,
+pub struct Replay<S, D> {
+    source: S,
     disk: D,
     /// The entries that are on the disk for good.
     replayed: usize,
     former: Vec<Former>,
 }
 
-impl<'a, S: Source, D: Disk> Replay<'a, S, D> {
-    /// A disk as it was before the log.
-    pub fn new(log: &'a Log, source: &'a S, disk: D) -> Self {
+impl<S: Source, D: Disk> Replay<S, D> {
+    /// A disk as it was before the log that these bytes are.
+    pub fn new(source: S, disk: D) -> Self {
         Self {
-            log,
             source,
             disk,
             replayed: 0,
@@ -106,16 +104,17 @@ impl<'a, S: Source, D: Disk> Replay<'a, S, D> {
         &self.disk
     }
 
-    /// Makes the disk what this cut leaves. Its flush must be that of the previous cut, or a later one.
+    /// Makes the disk what this cut leaves in the log, or in the log at an earlier moment. Its flush must be that of the
+    /// previous cut, or a later one.
     ///
     /// # Errors
     /// If there is no such cut, it is before the previous one, or something cannot be read or written.
-    pub fn cut(&mut self, cut: Cut) -> Result<(), ReplayError> {
-        let kept = self.log.kept(cut).ok_or(ReplayError::NoSuchCut {
+    pub fn cut(&mut self, log: &Log, cut: Cut) -> Result<(), ReplayError> {
+        let kept = log.kept(cut).ok_or(ReplayError::NoSuchCut {
             cut,
-            promises: self.log.promise_count(),
+            promises: log.promise_count(),
         })?;
-        let flushed = self.log.flushed(cut.after);
+        let flushed = log.flushed(cut.after);
         if flushed < self.replayed {
             return Err(ReplayError::Before {
                 cut,
@@ -126,24 +125,23 @@ impl<'a, S: Source, D: Disk> Replay<'a, S, D> {
         while let Some(Former { at, bytes }) = self.former.pop() {
             self.write(&bytes, at)?;
         }
-        let log = self.log;
         for entry in &log.entries()[self.replayed..flushed] {
-            self.apply(entry, 0..entry.sectors)?;
+            self.apply(log, entry, 0..entry.sectors)?;
         }
         self.replayed = flushed;
         self.former.clear();
         for kept in kept {
-            self.apply(&log.entries()[kept.entry], kept.sectors)?;
+            self.apply(log, &log.entries()[kept.entry], kept.sectors)?;
         }
         Ok(())
     }
 
     /// Writes these of an entry's sectors.
-    fn apply(&mut self, entry: &Entry, sectors: Range<u64>) -> Result<(), ReplayError> {
+    fn apply(&mut self, log: &Log, entry: &Entry, sectors: Range<u64>) -> Result<(), ReplayError> {
         if !entry.changes() {
             return Ok(());
         }
-        let sector_bytes = u64::from(self.log.sector_bytes());
+        let sector_bytes = u64::from(log.sector_bytes());
         let (from, to) = (sectors.start * sector_bytes, sectors.end * sector_bytes);
         let (mut new, mut old) = (vec![0; BLOCK as usize], vec![0; BLOCK as usize]);
         let mut at = from;
@@ -152,7 +150,7 @@ impl<'a, S: Source, D: Disk> Replay<'a, S, D> {
             let (new, old) = (&mut new[..length], &mut old[..length]);
             // What is discarded reads as zeros: the machine that was recorded has found it so.
             if entry.kind != Kind::Discard {
-                let at = self.log.data_at(entry) + at;
+                let at = log.data_at(entry) + at;
                 let read = self.source.read(new, at);
                 read.map_err(|source| ReplayError::Log { at, source })?;
             }

@@ -85,8 +85,8 @@ fn empty_disk() -> Bytes {
 }
 
 fn image(log: &Log, source: &Bytes, cut: Cut) -> Bytes {
-    let mut replay = Replay::new(log, source, empty_disk());
-    replay.cut(cut).unwrap();
+    let mut replay = Replay::new(source.clone(), empty_disk());
+    replay.cut(log, cut).unwrap();
     replay.disk().clone()
 }
 
@@ -201,9 +201,9 @@ proptest! {
     fn a_name_stands_for_one_disk(requests in requests(), choices in 0..4usize) {
         let source = record(&requests);
         let log = parse(&source).unwrap();
-        let mut replay = Replay::new(&log, &source, empty_disk());
+        let mut replay = Replay::new(source.clone(), empty_disk());
         for cut in log.cuts(choices) {
-            replay.cut(cut).unwrap();
+            replay.cut(&log, cut).unwrap();
             prop_assert_eq!(replay.disk(), &image(&log, &source, cut), "{}", cut);
             prop_assert_eq!(cut.to_string().parse(), Ok(cut));
         }
@@ -228,6 +228,18 @@ proptest! {
         }
         let last = image(&log, &source, Cut { after: log.promise_count(), pick: Pick::All });
         prop_assert!(images.contains(&last.0));
+    }
+
+    /// The log at an earlier moment is that of a machine that was recorded until then.
+    #[test]
+    fn a_log_at_a_moment_is_a_log(requests in requests(), moment in any::<proptest::sample::Index>()) {
+        let moment = moment.index(requests.len() + 1);
+        let source = record(&requests);
+        let until = parse(&source).unwrap().until(moment);
+        let earlier = parse(&record(&requests[..moment])).unwrap();
+        prop_assert_eq!(&until, &earlier);
+        let last = Cut { after: until.promise_count(), pick: Pick::All };
+        prop_assert_eq!(writers(&image(&until, &source, last)), after(&requests[..moment]));
     }
 
     /// The recording was killed: the log is cut short anywhere, or has a gap.
@@ -371,14 +383,14 @@ fn names_of_cuts_are_strict() {
 fn a_disk_is_replayed_forward_and_within_the_log() {
     let source = record(&[Request::Flush, Request::Flush]);
     let log = parse(&source).unwrap();
-    let mut replay = Replay::new(&log, &source, empty_disk());
+    let mut replay = Replay::new(source.clone(), empty_disk());
     let at = |after| Cut {
         after,
         pick: Pick::None,
     };
-    replay.cut(at(2)).unwrap();
-    let is_told = matches!(replay.cut(at(1)), Err(ReplayError::Before { .. }));
+    replay.cut(&log, at(2)).unwrap();
+    let is_told = matches!(replay.cut(&log, at(1)), Err(ReplayError::Before { .. }));
     assert!(is_told);
-    let is_told = matches!(replay.cut(at(3)), Err(ReplayError::NoSuchCut { .. }));
+    let is_told = matches!(replay.cut(&log, at(3)), Err(ReplayError::NoSuchCut { .. }));
     assert!(is_told);
 }
