@@ -35,8 +35,9 @@ use hearth_api::names;
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
 use hearth_history::Reads;
 use hearth_lab::formation::{self, Candidate, is_well};
-use hearth_lab::machines;
+use hearth_lab::{Owner, machines};
 use hearth_operator::ClusterStatus;
+use hearth_qemu::disk::Disk;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::switch::{Network, NetworkOptions};
 use hearth_qemu::vm::Lifetime;
@@ -109,6 +110,38 @@ impl Cluster {
         };
         cluster.is_formed().await?;
         Ok(cluster)
+    }
+
+    /// The machines of these nodes of this owner, powered off; the first one was HOME with this disk. Their disks are to be
+    /// inserted.
+    ///
+    /// # Errors
+    /// If that machine does not become HOME.
+    pub(crate) async fn recorded(
+        test: &TestCtx,
+        nodes: &[String],
+        owner: &Owner,
+        first: Disk,
+    ) -> anyhow::Result<Self> {
+        test.turn(Occupant::Cluster)?;
+        let count = u16::try_from(nodes.len())?;
+        let (network, mut members) = installed(test, usual(test, count)).await?;
+        for (member, id) in members.iter_mut().zip(nodes) {
+            member.id.clone_from(id);
+            member.node.owner = owner.clone();
+            member.node.parameters = None;
+        }
+        let founder = &mut members[0];
+        founder.node.insert(first);
+        founder.start().await?;
+        founder.home().await?;
+        let owner = founder.vm()?.owned().await?;
+        founder.cut().await?;
+        Ok(Self {
+            members,
+            owner: owner.at(curators(&network).await?)?,
+            network,
+        })
     }
 
     /// Forms a cluster of new machines.
@@ -640,6 +673,11 @@ impl Member {
     /// Its node ID; empty before it was approved.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Says which node it is, after it has registered again.
+    pub(crate) fn identify(&mut self, id: String) {
+        self.id = id;
     }
 
     /// A selector for calls about it.

@@ -17,7 +17,7 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
-//! | [`conformance`] | a part of Kubernetes' conformance cases, as tests are asked for it |
+//! | [`conformance`], [`power_cuts`] | sweeps that tests are asked for |
 //! | [`shard`] | parts of long runs |
 //! | [`registry`] | a real registry of images |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
@@ -45,6 +45,7 @@ pub mod manifests;
 pub mod measure;
 pub mod owner;
 pub mod power;
+pub mod power_cuts;
 pub mod record;
 pub mod registry;
 pub mod session;

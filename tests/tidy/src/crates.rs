@@ -51,7 +51,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-write-log", "", ""),
     ("hearth-qemu", "api process switch", "write-log"),
     ("hearth-lab", "api operator qemu tpm", ""),
-    ("hearth-tests", "api history lab operator qemu tpm", ""),
+    ("hearth-tests", "api history lab operator qemu tpm write-log", ""),
     ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
     ("xtask", "api build bundle extension firmware image image-bench kernel lab programs qemu runner tidy tpm", ""),
