@@ -22,6 +22,7 @@
 //!
 //! The test's folder has a folder for each machine, and `net` with the switch's log and the packet capture.
 
+mod recorded;
 mod saved;
 
 use std::net::Ipv4Addr;
@@ -35,9 +36,8 @@ use hearth_api::names;
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
 use hearth_history::Reads;
 use hearth_lab::formation::{self, Candidate, is_well};
-use hearth_lab::{Owner, machines};
+use hearth_lab::machines;
 use hearth_operator::ClusterStatus;
-use hearth_qemu::disk::Disk;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::switch::{Network, NetworkOptions};
 use hearth_qemu::vm::Lifetime;
@@ -110,38 +110,6 @@ impl Cluster {
         };
         cluster.is_formed().await?;
         Ok(cluster)
-    }
-
-    /// The machines of these nodes of this owner, powered off; the first one was HOME with this disk. Their disks are to be
-    /// inserted.
-    ///
-    /// # Errors
-    /// If that machine does not become HOME.
-    pub(crate) async fn recorded(
-        test: &TestCtx,
-        nodes: &[String],
-        owner: &Owner,
-        first: Disk,
-    ) -> anyhow::Result<Self> {
-        test.turn(Occupant::Cluster)?;
-        let count = u16::try_from(nodes.len())?;
-        let (network, mut members) = installed(test, usual(test, count)).await?;
-        for (member, id) in members.iter_mut().zip(nodes) {
-            member.id.clone_from(id);
-            member.node.owner = owner.clone();
-            member.node.parameters = None;
-        }
-        let founder = &mut members[0];
-        founder.node.insert(first);
-        founder.start().await?;
-        founder.home().await?;
-        let owner = founder.vm()?.owned().await?;
-        founder.cut().await?;
-        Ok(Self {
-            members,
-            owner: owner.at(curators(&network).await?)?,
-            network,
-        })
     }
 
     /// Forms a cluster of new machines.

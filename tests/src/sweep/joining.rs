@@ -241,18 +241,17 @@ impl Sweep<'_> {
                 Some(cluster) => cluster,
                 none => {
                     let nodes = &recording.record.nodes;
-                    let first = inserted[0].clone();
-                    let cluster = Cluster::recorded(self.test, nodes, &owner, first).await?;
-                    inserted[0] = disks[0].overlay().await?;
+                    let cluster = Cluster::recorded(self.test, nodes, &owner, inserted).await?;
+                    inserted = vec![disks[0].overlay().await?, disks[1].overlay().await?];
                     none.insert(cluster)
                 }
             };
-            for (member, disk) in cluster.nodes().iter_mut().zip(inserted) {
+            for member in cluster.nodes() {
                 forget_logs(member.node.folder())?;
-                member.node.insert(disk);
             }
             let begun = Instant::now();
-            let result = boots(cluster, recording, cut).await;
+            cluster.boot_from(inserted).await?;
+            let result = comes_back(cluster, recording, cut).await;
             let seconds = begun.elapsed().as_secs_f64();
             let result = result.map_err(|error| format!("{error:#}"));
             cluster.cut_all().await?;
@@ -272,14 +271,16 @@ impl Sweep<'_> {
     }
 }
 
-/// Boots both machines and checks that what was said before this cut holds.
-async fn boots(cluster: &mut Cluster, recording: &Recording, cut: Cut) -> anyhow::Result<After> {
+/// Checks that both machines come back, and that what was said before this cut holds.
+async fn comes_back(
+    cluster: &mut Cluster,
+    recording: &Recording,
+    cut: Cut,
+) -> anyhow::Result<After> {
     let said = recording.said_at(cut);
     let has_said = |statement| said.contains(&statement);
-    for number in [1, 2] {
-        cluster.node(number).node.parameters = None;
-        cluster.node(number).start().await?;
-    }
+    let own = &recording.record.nodes[1];
+    cluster.node(2).identify(own.clone());
     let mut after = After::Continues;
     let mut step = next(cluster).await?;
     if let Step::Refused(why) = &step {
@@ -298,24 +299,26 @@ async fn boots(cluster: &mut Cluster, recording: &Recording, cut: Cut) -> anyhow
         after = After::Begins;
         step = next(cluster).await?;
     }
-    if let Step::Waits(key) = step {
-        // The first machine has all that it ever wrote: it knows of the approval.
-        let operator = cluster.owner().once();
-        let approved = retry_unavailable(|| operator.approve(key.clone())).await;
-        cluster
-            .node(2)
-            .identify(approved.context("ApproveNode")?.id);
-    } else if let Step::Refused(why) = step {
-        bail!(
-            "it refuses to begin: {why}\n{}",
-            cluster.node(2).vm()?.tail()
-        );
+    match step {
+        Step::IsHome => {}
+        Step::Waits(key) => {
+            ensure!(!has_said(Statement::Home), "it was HOME, and registers");
+            // Also if it was approved: it may ask for that before it has heard so.
+            let operator = cluster.owner().once();
+            let approved = retry_unavailable(|| operator.approve(key.clone())).await;
+            let id = approved.context("ApproveNode")?.id;
+            ensure!(
+                (id == *own) == (after == After::Continues),
+                "it was {own}, and is {id}"
+            );
+            cluster.node(2).identify(id);
+        }
+        Step::Refused(why) => {
+            let told = cluster.node(2).vm()?.tail();
+            bail!("it refuses to register: {why}\n{told}");
+        }
     }
     cluster.node(2).home().await?;
-    let own = &recording.record.nodes[1];
-    if after == After::Continues {
-        cluster.node(2).identify(own.clone());
-    }
     cluster.all_healthy().await?;
     let nodes = cluster.owner().nodes().await?;
     ensure!(nodes.len() == 2, "expected two nodes, found {nodes:#?}");
