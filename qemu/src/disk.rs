@@ -75,6 +75,9 @@ pub struct Disk {
     pub cache: Cache,
     /// Size of its logical sectors in bytes, 512 or 4096; the latter not on SATA and not as an SD card.
     pub sector_bytes: u32,
+    /// The log of what the guest writes and when it flushes, an existing file that is overwritten; in the format of
+    /// Linux' `dm-log-writes`. What QEMU has told the guest to be complete is in it.
+    pub log: Option<PathBuf>,
 }
 
 impl Disk {
@@ -85,6 +88,7 @@ impl Disk {
             format,
             cache: Cache::default(),
             sector_bytes: 512,
+            log: None,
         }
     }
 }

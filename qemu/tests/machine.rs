@@ -15,6 +15,7 @@ use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::tpm;
 use hearth_qemu::vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why};
+use hearth_write_log::{Cut, Log, Pick, Replay};
 use tokio::net::TcpStream;
 
 use guest::{BOUND, Then, gone, line, machine, runs};
@@ -258,6 +259,48 @@ async fn qemu_takes_all_that_the_builder_writes() {
         matches!(error, StartError::PortTaken { port, .. } if port == ports[0].port()),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn what_a_guest_writes_is_in_the_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::Halt);
+    let disk = machine.disks[0].path.clone();
+    let before = std::fs::read(&disk).expect("a disk");
+    let path = folder.path().join("writes.log");
+    std::fs::File::create(&path).expect("a log");
+    machine.disks[0].log = Some(path.clone());
+    let vm = start(&machine, &run_dir).await;
+    vm.wait_for("its line", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    // What the guest knows to be written is there, while QEMU still runs.
+    let source = std::fs::File::open(&path).expect("a log");
+    let log = Log::parse(&source, before.len() as u64).expect("a log");
+    let writes: Vec<_> = log
+        .entries()
+        .iter()
+        .filter(|entry| entry.changes())
+        .collect();
+    assert!(
+        writes
+            .iter()
+            .all(|entry| entry.sector == 1 && entry.sectors == 1)
+    );
+    assert!(!writes.is_empty());
+    vm.power_cut().await.expect("cut");
+
+    let copy = folder.path().join("copy.img");
+    std::fs::write(&copy, &before).expect("a copy");
+    let file = std::fs::File::options().read(true).write(true).open(&copy);
+    let mut replay = Replay::new(source, file.expect("the copy"));
+    let (after, pick) = (log.promise_count(), Pick::All);
+    replay.cut(&log, Cut { after, pick }).expect("replayed");
+    assert_eq!(
+        std::fs::read(&copy).expect("the copy"),
+        std::fs::read(&disk).expect("the disk")
+    );
+    assert_ne!(std::fs::read(&copy).expect("the copy"), before);
 }
 
 #[tokio::test]

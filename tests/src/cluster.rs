@@ -22,6 +22,7 @@
 //!
 //! The test's folder has a folder for each machine, and `net` with the switch's log and the packet capture.
 
+mod recorded;
 mod saved;
 
 use std::net::Ipv4Addr;
@@ -640,6 +641,11 @@ impl Member {
     /// Its node ID; empty before it was approved.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Says which node it is, after it has registered again.
+    pub(crate) fn identify(&mut self, id: String) {
+        self.id = id;
     }
 
     /// A selector for calls about it.

@@ -25,6 +25,7 @@
 //! | [`node`] | a machine and its disk, installed and powered on |
 //! | [`cluster`] | several machines in one network, formed into a cluster |
 //! | [`mod@cuts`] | power cuts at failpoints |
+//! | [`sweep`] | power cuts at each flush of a recorded boot, with any of the writes after it |
 //! | [`writer`] | continuous writes, none of which may be lost |
 //! | [`clients`] | reads and writes through all curators, whose history is checked |
 //! | [`places`] | how many tests have machines at the same time |
@@ -58,6 +59,7 @@ pub mod node;
 pub mod owner;
 mod places;
 pub mod secrets;
+pub mod sweep;
 pub mod unlock;
 pub mod writer;
 

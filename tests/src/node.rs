@@ -20,7 +20,7 @@ use hearth_api::v1::{NetworkConfig, NodeParameters};
 use hearth_lab::Owner;
 use hearth_lab::formation::shown_key;
 use hearth_qemu::command::{Boot, Machine, Rtc};
-use hearth_qemu::disk::Format;
+use hearth_qemu::disk::{Disk, Format};
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::network::PortForward;
 use hearth_qemu::run_dir::RunDir;
@@ -28,6 +28,7 @@ use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
 
 pub use plan::Plan;
+pub(crate) use plan::copy;
 
 use crate::debug::Debug;
 use crate::disk::RawDisk;
@@ -65,6 +66,21 @@ impl Node {
             }
             _ => bail!("{word:?} is not in its command line"),
         }
+    }
+
+    /// Gives it this disk instead of its own.
+    pub(crate) fn insert(&mut self, disk: Disk) {
+        self.machine.disks = vec![disk];
+    }
+
+    /// The log of what it writes to its disk.
+    ///
+    /// # Errors
+    /// If it has none: see [`Plan::logged`].
+    pub fn log_path(&self) -> anyhow::Result<&Path> {
+        let mut disks = self.machine.disks.iter();
+        let log = disks.find_map(|disk| disk.log.as_deref());
+        log.context("what this node writes is not logged")
     }
 
     /// Takes its disk out.

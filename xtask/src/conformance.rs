@@ -6,7 +6,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD, Shard};
+use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD};
+use hearth_lab::shard::Shard;
 
 use crate::target::{self, shown};
 use crate::test;

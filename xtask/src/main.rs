@@ -17,6 +17,7 @@ mod image;
 mod kernel;
 mod link;
 mod power;
+mod power_cuts;
 mod program;
 mod programs;
 mod promises;
@@ -61,6 +62,7 @@ enum Task {
     Run(run::Args),
     Test(test::Args),
     Conformance(conformance::Args),
+    PowerCuts(power_cuts::Args),
     Fuzz(fuzz::Args),
     Ctl(ctl::Args),
     Stop(stop::Args),
@@ -117,6 +119,7 @@ impl Task {
             Task::Run(args) => run::run(ui, &args),
             Task::Test(args) => test::run(ui, &args),
             Task::Conformance(args) => conformance::run(ui, &args),
+            Task::PowerCuts(args) => power_cuts::run(ui, &args),
             Task::Fuzz(args) => fuzz::run(ui, &args),
             Task::Ctl(args) => ctl::run(ui, &args),
             Task::Stop(args) => stop::run(ui, &args),

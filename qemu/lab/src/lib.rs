@@ -17,7 +17,8 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`unlock`] | a cluster that was off as a whole, unlocked by its owner |
 //! | [`power`] | power of machines that another process may have started |
-//! | [`conformance`] | parts of a sweep over Kubernetes' conformance cases |
+//! | [`conformance`], [`power_cuts`] | sweeps that tests are asked for |
+//! | [`shard`] | parts of long runs |
 //! | [`registry`] | a real registry of images |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
 //! | [`measure`] | boots and formations, timed |
@@ -44,9 +45,11 @@ pub mod manifests;
 pub mod measure;
 pub mod owner;
 pub mod power;
+pub mod power_cuts;
 pub mod record;
 pub mod registry;
 pub mod session;
+pub mod shard;
 pub mod state;
 pub mod tool;
 pub mod unlock;

@@ -78,17 +78,37 @@ impl Machine {
 }
 
 fn block_device(node: &str, disk: &Disk) -> Options {
-    Options::with("driver", disk.format.driver())
+    let Some(log) = &disk.log else {
+        return file_of(Options::default(), "", disk).set("node-name", node);
+    };
+    let logged = cached(Options::with("driver", "blklogwrites"), "", disk);
+    file_of(logged, "file.", disk)
+        .set("log.driver", "file")
+        .path("log.filename", &absolute(log))
+        // QEMU flushes the log with each flush of the guest; a log that the host has lost is recorded anew.
+        .on("log.cache.no-flush", true)
+        .set("log-sector-size", disk.sector_bytes.to_string())
+        // With each entry, so that the log has a superblock whenever QEMU ends.
+        .set("log-super-update-interval", "1")
         .set("node-name", node)
-        .set("file.driver", "file")
-        .path("file.filename", &absolute(&disk.path))
-        .on("cache.direct", disk.cache.direct())
-        .on("cache.no-flush", disk.cache.no_flush())
-        .on("file.cache.direct", disk.cache.direct())
-        .on("file.cache.no-flush", disk.cache.no_flush())
+}
+
+/// The format and the file of a disk, as a block device or, with a prefix, as a part of one.
+fn file_of(options: Options, prefix: &str, disk: &Disk) -> Options {
+    let options = options
+        .set(&format!("{prefix}driver"), disk.format.driver())
+        .set(&format!("{prefix}file.driver"), "file")
+        .path(&format!("{prefix}file.filename"), &absolute(&disk.path));
+    let options = cached(options, prefix, disk);
+    cached(options, &format!("{prefix}file."), disk)
+}
+
+fn cached(options: Options, prefix: &str, disk: &Disk) -> Options {
+    options
+        .on(&format!("{prefix}cache.direct"), disk.cache.direct())
+        .on(&format!("{prefix}cache.no-flush"), disk.cache.no_flush())
         // What the guest discards becomes a hole again, so that a disk stays as small as its content.
-        .set("discard", "unmap")
-        .set("file.discard", "unmap")
+        .set(&format!("{prefix}discard"), "unmap")
 }
 
 /// The controller that all disks are attached to, where it is a device of its own and not part of the machine.

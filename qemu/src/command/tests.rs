@@ -155,6 +155,24 @@ fn cache_modes_are_what_they_say() {
 }
 
 #[test]
+fn a_log_of_writes_is_between_the_guest_and_its_disk() {
+    let mut machine = machine();
+    machine.disks.push(Disk {
+        log: Some("/l,1".into()),
+        ..Disk::new("/d.qcow2", Format::Qcow2)
+    });
+    assert_eq!(
+        value(&command(&machine), "-blockdev"),
+        "driver=blklogwrites,cache.direct=off,cache.no-flush=off,discard=unmap,\
+         file.driver=qcow2,file.file.driver=file,file.file.filename=/d.qcow2,\
+         file.cache.direct=off,file.cache.no-flush=off,file.discard=unmap,\
+         file.file.cache.direct=off,file.file.cache.no-flush=off,file.file.discard=unmap,\
+         log.driver=file,log.filename=/l,,1,log.cache.no-flush=on,log-sector-size=512,\
+         log-super-update-interval=1,node-name=disk0"
+    );
+}
+
+#[test]
 fn ports_are_forwarded_from_this_host_only() {
     let user = UserNetwork {
         restricted: true,

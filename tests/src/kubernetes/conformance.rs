@@ -17,7 +17,8 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD, Shard};
+use hearth_lab::conformance::{LIST, NETWORK_POLICIES, RESULTS, SHARD};
+use hearth_lab::shard::Shard;
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use tokio::process::Command;

@@ -33,6 +33,7 @@ pub struct Plan<'a> {
     machine: Machine,
     disk: Kind,
     sector_bytes: u32,
+    is_logged: bool,
     has_twin: bool,
     larger_by: u64,
     configuration: ClusterConfiguration,
@@ -92,6 +93,7 @@ impl<'a> Plan<'a> {
             machine,
             disk: Kind::Overlay,
             sector_bytes: 512,
+            is_logged: false,
             has_twin: false,
             larger_by: 0,
             configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
@@ -218,6 +220,12 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With a log of what it writes to its disk.
+    pub fn logged(mut self) -> Self {
+        self.is_logged = true;
+        self
+    }
+
     /// With a second disk, a copy of the first; both can be read while the machine is off.
     pub fn twin_disks(self) -> Self {
         Self {
@@ -290,8 +298,13 @@ impl<'a> Plan<'a> {
             true => Boot::Uefi(Firmware::locate()?),
             false => self.image.direct(),
         };
+        let log = self.is_logged.then(|| run_dir.file("writes.log"));
+        if let Some(path) = &log {
+            fs::File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        }
         self.machine.disks = vec![Disk {
             sector_bytes: self.sector_bytes,
+            log,
             ..disk
         }];
         if self.has_twin {
@@ -317,7 +330,7 @@ impl<'a> Plan<'a> {
 }
 
 /// Copies a sparse file sparsely.
-async fn copy(from: &Path, to: &Path) -> Outcome {
+pub(crate) async fn copy(from: &Path, to: &Path) -> Outcome {
     let mut command = CommandLine::new("cp");
     command
         .arg("--sparse=always")

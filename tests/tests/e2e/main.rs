@@ -28,6 +28,7 @@ mod network;
 mod parameters;
 mod pid1;
 mod power_cut;
+mod power_cut_sweep;
 mod register_cuts;
 mod registration;
 mod secrets;
