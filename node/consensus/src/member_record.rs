@@ -186,13 +186,14 @@ pub fn wipe(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
 }
 
 /// The files of a member apart from its data, in the order of removal.
-fn traces(etcd: &layout::Etcd) -> [PathBuf; 7] {
+fn traces(etcd: &layout::Etcd) -> [PathBuf; 8] {
     let peer = etcd.peer();
     [
         peer.certificate(),
         peer.ca(),
         etcd.joined(),
         etcd.company(),
+        etcd.damaged(),
         etcd.store_version(),
         peer.key(),
         etcd.member(),
@@ -287,6 +288,7 @@ mod tests {
                 step();
             }
             note_peers_expected(&etcd).unwrap();
+            fs::write(etcd.damaged(), "").unwrap();
             store_version::note(&etcd).unwrap();
             // The data are removed in several steps.
             if cut > 0 {

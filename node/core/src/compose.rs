@@ -187,6 +187,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             curator: any(PORT_CURATOR),
             etcd: controlplane::ETCD.into(),
             etcd_quota: hearth_consensus::QUOTA,
+            etcd_hash_check: hearth_consensus::HASH_CHECK_INTERVAL,
             timing: hearth_curator::Timing::default(),
             peer_proxy: None,
             bootstrap,

@@ -22,6 +22,7 @@ mod serve;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_agent::{CuratorConnection, LocalControlPlane, View};
 use hearth_api::tls::OwnCertificate;
@@ -55,6 +56,8 @@ pub(crate) struct Worker {
     pub etcd: PathBuf,
     /// See [`hearth_consensus::Config::quota_bytes`].
     pub etcd_quota: u64,
+    /// See [`hearth_consensus::Config::hash_check_interval`].
+    pub etcd_hash_check: Duration,
     pub timing: hearth_curator::Timing,
     /// See [`hearth_consensus::Config::peer_proxy`].
     pub peer_proxy: Option<SocketAddr>,

@@ -79,6 +79,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         curator,
         etcd: etcd(),
         etcd_quota: site.quota_bytes,
+        etcd_hash_check: hearth_consensus::HASH_CHECK_INTERVAL,
         timing: Timing::default(),
         peer_proxy: None,
         local_roles,

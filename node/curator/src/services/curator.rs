@@ -324,6 +324,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         recorded_settings,
         time,
         second_address,
+        damaged_member_id,
     } = known;
     *external_address == new.external_address
         && *curator_port == new.curator_port
@@ -336,6 +337,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         && *recorded_settings == new.recorded_settings
         && *time == new.time
         && *second_address == new.second_address
+        && *damaged_member_id == new.damaged_member_id
 }
 
 /// Whether other nodes may be told to send packets to this address, as one of a node that has called
@@ -536,6 +538,7 @@ mod tests {
             recorded_settings: None,
             time: None,
             second_address: String::new(),
+            damaged_member_id: None,
         }
     }
 
@@ -793,6 +796,7 @@ mod tests {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
                 recorded_settings: None, time: None, second_address: String::new(),
+            damaged_member_id: None,
             }, REMOTE);
         }
     }

@@ -24,9 +24,11 @@ use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    ClusterDirectory, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse,
-    GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode, NodeHealth, NodeSelector,
-    NodeState, NodeStatus, UpdateNodeRolesRequest, UpdateNodeStatusRequest, node_selector,
+    ClusterConfiguration, ClusterDirectory, ClusterState, ConfigureClusterRequest,
+    DamagedMemberPolicy, GetClusterInfoRequest, GetConsensusStatusRequest,
+    GetConsensusStatusResponse, GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode,
+    NodeHealth, NodeSelector, NodeState, NodeStatus, UpdateNodeRolesRequest,
+    UpdateNodeStatusRequest, node_selector,
 };
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};
@@ -72,6 +74,7 @@ fn quick() -> Timing {
         heartbeat_bound: Duration::from_secs(3),
         session: Some(Duration::from_secs(3)),
         grace: Duration::from_secs(5),
+        replacement: Duration::from_secs(20),
         ..Timing::default()
     }
 }
@@ -249,6 +252,7 @@ impl Cluster {
             curator: node.curator,
             etcd: self.network.etcd(),
             etcd_quota: node.site.quota_bytes,
+            etcd_hash_check: Duration::from_secs(1),
             timing,
             peer_proxy: Some(node.proxy),
             local_roles,
@@ -352,6 +356,47 @@ impl Cluster {
         let id = self.nodes[number].id().to_string();
         NodeSelector {
             node: Some(node_selector::Node::NodeId(id)),
+        }
+    }
+
+    /// Has the cluster replace damaged members by itself.
+    async fn replaces_damaged_members(&self) {
+        let mut client = ManagementClient::new(self.channel(self.endpoints()));
+        let info = client.get_cluster_info(GetClusterInfoRequest {});
+        let info = within_timeout("the settings", info).await.unwrap();
+        let request = ConfigureClusterRequest {
+            version: info.get_ref().configuration_version,
+            configuration: Some(ClusterConfiguration {
+                damaged_member_policy: DamagedMemberPolicy::Replace.into(),
+                ..ClusterConfiguration::default()
+            }),
+            field_mask: vec!["damaged_member_policy".into()],
+        };
+        let changed = client.configure_cluster(request);
+        within_timeout("ConfigureCluster", changed).await.unwrap();
+    }
+
+    /// The ID of the member on a node.
+    async fn member(&self, number: usize) -> Option<u64> {
+        let id = self.nodes[number].id().to_string();
+        let members = self.status().await.members;
+        let member = members.iter().find(|member| member.node_id == id);
+        member.map(|member| member.member_id)
+    }
+
+    /// Waits until the member on a node is another one than this.
+    async fn replaces(&self, number: usize, former: u64) {
+        let replaced = async {
+            while self.member(number).await.is_none_or(|id| id == former) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if timeout(BOUND, replaced).await.is_err() {
+            self.print_logs();
+            panic!(
+                "the member on node {number} is not replaced: {:#?}",
+                self.status().await
+            );
         }
     }
 
@@ -559,6 +604,7 @@ async fn report(connection: CuratorConnection, control_plane: Value<LocalControl
                 boot_id: boot_id.clone(),
                 cluster_state: ClusterState::Home.into(),
                 consensus: now.progress,
+                damaged_member_id: now.data.and_then(|data| data.damaged_member),
                 ..Default::default()
             }),
         };
