@@ -1,7 +1,7 @@
 //! The part of the control plane that runs on this node, for the other workers.
 
 use hearth_api::names::conditions;
-use hearth_api::v1::{ConsensusProgress, NodeCondition};
+use hearth_api::v1::{ConsensusProgress, MemberStarts, NodeCondition};
 
 /// The control plane on this machine; empty on most nodes.
 #[derive(Clone, Default)]
@@ -10,6 +10,8 @@ pub struct LocalControlPlane {
     pub curator_port: Option<u16>,
     /// Progress of etcd, while it runs.
     pub progress: Option<ConsensusProgress>,
+    /// How often etcd was started on the data, once it may be started.
+    pub starts: Option<MemberStarts>,
     /// What is wrong with etcd's data, if anything.
     pub data: Option<EtcdData>,
 }

@@ -114,6 +114,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let LocalControlPlane {
         mut curator_port,
         mut progress,
+        mut starts,
         mut data,
     } = control_planes.next().await?;
     let mut state = states.next().await?;
@@ -141,6 +142,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 .map(|address| address.to_string())
                 .unwrap_or_default(),
             damaged_member_id: data.as_ref().and_then(|data| data.damaged_member),
+            etcd_starts: starts,
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.
@@ -168,6 +170,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 let next = next?;
                 curator_port = next.curator_port;
                 progress = next.progress;
+                starts = next.starts;
                 data = next.data;
             }
         }

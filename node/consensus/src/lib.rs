@@ -40,6 +40,7 @@ mod members;
 mod peer_port;
 mod process;
 pub mod secrets_keys;
+pub mod starts;
 mod store_version;
 
 use std::net::SocketAddr;

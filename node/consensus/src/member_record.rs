@@ -186,7 +186,7 @@ pub fn wipe(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
 }
 
 /// The files of a member apart from its data, in the order of removal.
-fn traces(etcd: &layout::Etcd) -> [PathBuf; 8] {
+fn traces(etcd: &layout::Etcd) -> [PathBuf; 9] {
     let peer = etcd.peer();
     [
         peer.certificate(),
@@ -194,6 +194,7 @@ fn traces(etcd: &layout::Etcd) -> [PathBuf; 8] {
         etcd.joined(),
         etcd.company(),
         etcd.damaged(),
+        etcd.starts(),
         etcd.store_version(),
         peer.key(),
         etcd.member(),
@@ -289,6 +290,7 @@ mod tests {
             }
             note_peers_expected(&etcd).unwrap();
             fs::write(etcd.damaged(), "").unwrap();
+            fs::write(etcd.starts(), "").unwrap();
             store_version::note(&etcd).unwrap();
             // The data are removed in several steps.
             if cut > 0 {

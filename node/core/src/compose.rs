@@ -198,6 +198,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             time: time_status.clone(),
             view: view.clone(),
             connection: connection.clone(),
+            ask_bound: controlplane::ASK_BOUND,
+            prover: prover.clone(),
             founded: founded_writer,
             control_plane: control_plane_writer,
             consensus: consensus_writer,

@@ -75,6 +75,7 @@ impl Fake {
         member_writer.set(MemberData {
             own: hearth_api::testing::own(&credentials),
             directory: ClusterDirectory::default(),
+            uses_tpm: false,
         });
         let (state, cluster_state) = cluster_state::new();
         state.set(State::Home).unwrap();

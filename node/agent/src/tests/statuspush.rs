@@ -150,6 +150,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         time: None,
         second_address: String::new(),
         damaged_member_id: None,
+        etcd_starts: None,
     };
     assert_eq!(status, wanted);
     test.recorded.set(settings(ColdStartPolicy::None));

@@ -4,8 +4,8 @@ use hearth_api::identity::{ClusterUnlockKey, MeshSecret, OwnerKey, SigningKey};
 use hearth_api::ownership::Replacement;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{
-    ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, RecordedSettings,
-    StorageSecurityPolicy, TpmMode, node_roles,
+    ClusterState, ConsensusProgress, KubernetesConfiguration, MemberStarts, NodeCondition,
+    RecordedSettings, StorageSecurityPolicy, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 use hearth_tpm::attestation::EndorsementKey;
@@ -249,6 +249,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         time: None,
         second_address: String::new(),
         damaged_member_id: None,
+        etcd_starts: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(
@@ -285,6 +286,18 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         ..status
     };
     let stored = stored_form!("etcd-status-damaged.pb", encode_status(status.clone()));
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        etcd_starts: Some(MemberStarts {
+            member_id: 0x0102_0304_0506_0708,
+            count: 9,
+        }),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-starts.pb", encode_status(status.clone()));
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

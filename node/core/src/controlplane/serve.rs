@@ -5,10 +5,11 @@ use std::sync::Arc;
 use hearth_agent::{EtcdData, LocalControlPlane};
 use hearth_api::console::Milestone;
 use hearth_api::tls::OwnCertificate;
-use hearth_api::v1::ConsensusProgress;
+use hearth_api::v1::{ConsensusProgress, MemberStarts};
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_consensus::starts::Starts;
 use hearth_consensus::{ConsensusUser, DataReport, MemberId, PeerReadiness, RootHandle};
 use hearth_host::console;
 use tokio::task::JoinHandle;
@@ -22,6 +23,7 @@ pub(super) async fn serve(
     worker: &Arc<Worker>,
     start: Start,
     role: MemberId,
+    starts: Option<Starts>,
 ) -> Outcome {
     let peers = PeerReadiness::default();
     let Etcd {
@@ -31,9 +33,15 @@ pub(super) async fn serve(
     } = start_consensus(ctx, worker, &start, &peers)?;
     let own = match start {
         Start::Found(data) => Own::Certifying(Founder::certify_aside(&worker.root.data, data)),
-        Start::Member(own) => Own::Certified(own),
+        Start::Member { own, .. } => Own::Certified(own),
     };
-    let mut control_plane = LocalControlPlane::default();
+    let mut control_plane = LocalControlPlane {
+        starts: starts.map(|starts| MemberStarts {
+            member_id: starts.member.0,
+            count: starts.count,
+        }),
+        ..LocalControlPlane::default()
+    };
     let mut handle = loop {
         let joins = async {
             match &own {
@@ -141,7 +149,7 @@ fn start_consensus(
 ) -> Result<Etcd, Failure> {
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
-        Start::Member(own) => (own.node(), own.cluster()),
+        Start::Member { own, .. } => (own.node(), own.cluster()),
     };
     let view = worker.view.clone();
     let config = Arc::new(hearth_consensus::Config {

@@ -43,6 +43,7 @@ fn status(address: &str) -> NodeStatus {
         time: None,
         second_address: String::new(),
         damaged_member_id: None,
+        etcd_starts: None,
     }
 }
 

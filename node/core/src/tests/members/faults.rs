@@ -191,6 +191,45 @@ async fn a_member_whose_values_differ_leaves_the_others_in_peace() {
     cluster.end().await;
 }
 
+/// A value that differs between two: both go on, and both say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_majority_agrees_about_a_value_writes_go_on() {
+    const VALUE: &[u8] = b"what the store has to keep";
+    let mut cluster = Cluster::new(2, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    let put = |value: &[u8]| {
+        Write::when(Condition::Absent("nothing".into())).put("status/x", value.into())
+    };
+    cluster.etcd(0).write(put(VALUE)).await.unwrap();
+    let there = async {
+        while cluster.etcd(1).get("status/x").await.unwrap().is_none() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    within_timeout("the value", there).await;
+    cluster.stop(1).await;
+    let site = &cluster.nodes[1].site;
+    site.change_value(VALUE, b"what the disk has made of ");
+    cluster.boot(1);
+    cluster.becomes(&[0, 1]).await;
+    let store = cluster.nodes[0].site.store();
+    let revision = store.members().status().await.unwrap().revision;
+    compact(&store, revision).await;
+    for number in 0..2 {
+        let control = &cluster.nodes[number].boot.as_ref().unwrap().control;
+        let why = "etcd's members have different data, and no majority agrees";
+        control.says(Severity::Error, why).await;
+    }
+    within_timeout("a write", async {
+        while cluster.etcd(0).write(put(b"1")).await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    cluster.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_carry_nothing_are_replaced() {
     let cluster = Cluster::new(3, quick()).await;

@@ -5,6 +5,7 @@ mod faults;
 mod history;
 mod joining;
 mod peers;
+mod starts;
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ use hearth_api::v1::{
     DamagedMemberPolicy, GetClusterInfoRequest, GetConsensusStatusRequest,
     GetConsensusStatusResponse, GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode,
     NodeHealth, NodeSelector, NodeState, NodeStatus, UpdateNodeRolesRequest,
-    UpdateNodeStatusRequest, node_selector,
+    UpdateNodeStatusRequest, cluster_directory, node_selector,
 };
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};
@@ -44,6 +45,7 @@ use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
 use hearth_host::pki::{Authority, Holder};
+use hearth_host::prover::Prover;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message as _;
@@ -97,6 +99,8 @@ struct Node {
     clock: Arc<Ahead>,
     credentials: Option<Arc<NodeCredentials>>,
     boot: Option<Boot>,
+    /// Its TPM, if it uses one.
+    tpm: Option<Arc<Prover>>,
 }
 
 impl Node {
@@ -157,6 +161,7 @@ impl Cluster {
                 clock: Ahead::by(0),
                 credentials: None,
                 boot: None,
+                tpm: None,
             });
             listeners.push(listener);
         }
@@ -215,6 +220,13 @@ impl Cluster {
     fn boot(&mut self, number: usize) {
         let endpoints = self.endpoints();
         let timing = self.timing;
+        let nodes = self.nodes.iter().map(|node| cluster_directory::Node {
+            id: node.id().to_string(),
+            ..Default::default()
+        });
+        let directory = ClusterDirectory {
+            nodes: nodes.collect(),
+        };
         let node = &mut self.nodes[number];
         let credentials = node.credentials.clone().unwrap();
         let own = OwnCertificate::new(&credentials, node.clock.clone()).unwrap();
@@ -223,7 +235,8 @@ impl Cluster {
         let connection = CuratorConnection::new(node.id(), curators);
         let member = MemberData {
             own,
-            directory: ClusterDirectory::default(),
+            directory,
+            uses_tpm: node.tpm.is_some(),
         };
         let (control_plane_writer, control_plane) = event::value();
         let (roles_writer, local_roles) = event::value();
@@ -259,6 +272,9 @@ impl Cluster {
             time: event::value().1,
             view: event::value().1,
             connection: connections.clone(),
+            // Others answer, even on a busy machine.
+            ask_bound: Duration::from_secs(10),
+            prover: node.tpm.clone(),
             control_plane: control_plane_writer,
             consensus: event::value().0,
         });
@@ -605,6 +621,7 @@ async fn report(connection: CuratorConnection, control_plane: Value<LocalControl
                 cluster_state: ClusterState::Home.into(),
                 consensus: now.progress,
                 damaged_member_id: now.data.and_then(|data| data.damaged_member),
+                etcd_starts: now.starts,
                 ..Default::default()
             }),
         };
