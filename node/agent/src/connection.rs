@@ -18,10 +18,11 @@ use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
 use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     ClusterConfiguration, ClusterDirectory, GetClusterInfoRequest, GetClusterInfoResponse,
-    WatchEvent,
+    GetMemberStartsRequest, MemberStarts, WatchEvent,
 };
 use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -129,6 +130,16 @@ impl CuratorConnection {
     /// A client of the curator service.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.curators.channel())
+    }
+
+    /// How often a curator knows that this node has started etcd.
+    pub async fn member_starts(&self) -> Result<Option<MemberStarts>, Failure> {
+        let mut curator = CuratorLocalClient::new(self.curators.channel());
+        let request = GetMemberStartsRequest {
+            node_id: self.node_id.to_string(),
+        };
+        let known = curator.get_member_starts(request).await;
+        Ok(known.map_err(refused)?.into_inner().starts)
     }
 
     /// Reports that the current curator has not answered in time. The connection may be intact, so

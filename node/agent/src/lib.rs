@@ -35,6 +35,6 @@ mod tests;
 pub mod time;
 
 pub use connection::{CuratorConnection, MAX_RETRY_DELAY, for_each_connection, refused};
-pub use control_plane::LocalControlPlane;
+pub use control_plane::{EtcdData, LocalControlPlane};
 pub use known::{PeerResolver, PeerWatcher, Seen, View};
 pub use learned::{AddressRecord, PeerAddresses};

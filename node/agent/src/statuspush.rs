@@ -24,8 +24,8 @@ use hearth_host::handover::TimeStatus;
 use tokio::time::Instant;
 
 use super::learned::AddressRecord;
-use crate::LocalControlPlane;
 use crate::connection::{self, CuratorConnection, refused};
+use crate::{EtcdData, LocalControlPlane};
 
 /// Timeout of one report.
 const BOUND: Duration = Duration::from_secs(10);
@@ -114,7 +114,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let LocalControlPlane {
         mut curator_port,
         mut progress,
-        ..
+        mut starts,
+        mut data,
     } = control_planes.next().await?;
     let mut state = states.next().await?;
     let mut recorded = recordings.next().await?;
@@ -130,12 +131,18 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             cluster_state: v1::ClusterState::from(state).into(),
             consensus: progress,
             address_counter: address.counter,
-            conditions: known_conditions.clone(),
+            conditions: data
+                .iter()
+                .map(EtcdData::condition)
+                .chain(known_conditions.iter().cloned())
+                .collect(),
             recorded_settings: Some(message(&recorded)),
             time: time.status.as_ref().map(v1::TimeStatus::from),
             second_address: second
                 .map(|address| address.to_string())
                 .unwrap_or_default(),
+            damaged_member_id: data.as_ref().and_then(|data| data.damaged_member),
+            etcd_starts: starts,
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.
@@ -163,6 +170,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 let next = next?;
                 curator_port = next.curator_port;
                 progress = next.progress;
+                starts = next.starts;
+                data = next.data;
             }
         }
     }

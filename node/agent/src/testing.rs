@@ -62,6 +62,7 @@ impl Fake {
         MemberData {
             own: testing::own(&self.node),
             directory: ClusterDirectory::default(),
+            uses_tpm: false,
         }
     }
 }

@@ -52,6 +52,9 @@ pub mod pods {
 pub mod conditions {
     /// Maximum bytes of a condition's message, which has no control characters.
     pub const MAX_MESSAGE_LENGTH: usize = 1024;
+    /// Condition of a consensus member while its etcd does not run because of what is on the disk, or its data differ from
+    /// those of the other members.
+    pub const ETCD_DATA: &str = "EtcdData";
     /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.
@@ -68,6 +71,16 @@ pub mod conditions {
     pub const NOT_INSTALLED: &str = "NotInstalled";
     /// Reason: the extension does not match the image's root hash.
     pub const EXTENSION_REFUSED: &str = "ExtensionRefused";
+
+    /// A message as one line of at most the length that curators accept.
+    pub fn printable(message: &str) -> String {
+        let mut line: String = message
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        line.truncate(line.floor_char_boundary(MAX_MESSAGE_LENGTH));
+        line
+    }
 }
 
 /// Extensions of the image.

@@ -10,6 +10,7 @@
 //! | `register_ticket` | a `Ticket` | when it is first requested, or rotated |
 //! | `membership/ID` | [`Intent`] | while a change of etcd's members is pending |
 //! | `departure` | the ID of the node last authorized to leave etcd | when a voter is to leave |
+//! | `replaced` | the ID of the node whose damaged member was last replaced | then, with a lease |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when heartbeats start or stop |
 //! | `joins/ID` | the last `NodeJoin`s | when a boot of the node is admitted |
@@ -64,6 +65,9 @@ pub const MEMBERSHIP: &str = "membership/";
 /// Key that names the last node that was authorized to leave etcd. Each authorization is written
 /// on the condition that this key has not changed since the check.
 pub const DEPARTURE: &str = "departure";
+/// Key that names the last node whose damaged member the cluster has replaced by itself. It is attached to a lease: while
+/// it exists, no other one is replaced.
+pub const REPLACED: &str = "replaced";
 /// Prefix of the keys of [`candidate_key`].
 pub const ELECTION: &str = "election/";
 
@@ -413,6 +417,8 @@ pub struct Intent {
     pub wanted: Wanted,
     /// The number of failed attempts to add it.
     pub attempts: u32,
+    /// The ID of its damaged member, which is removed before it joins.
+    pub replaces: Option<u64>,
 }
 
 /// The requested etcd membership of a node.
@@ -448,12 +454,15 @@ impl Intent {
             Kind::Leave => Wanted::Leave {
                 decommission: stored.decommission,
             },
-            Kind::Unspecified => return Err(wrong("kind: expected JOIN or LEAVE".into())),
+            Kind::Unspecified | Kind::Replace => {
+                return Err(wrong("kind: expected JOIN or LEAVE".into()));
+            }
         };
         Ok(Self {
             node,
             wanted,
             attempts: stored.attempts,
+            replaces: Some(stored.replaces).filter(|id| *id != 0),
         })
     }
 
@@ -470,6 +479,7 @@ impl Intent {
             member_id,
             decommission,
             attempts: self.attempts,
+            replaces: self.replaces.unwrap_or_default(),
         }
         .encode_to_vec()
     }

@@ -1,12 +1,13 @@
-//! What etcd's last words say of the data on the disk.
+//! What is damaged of etcd's data on the disk.
 //!
 //! etcd checks its log by checksums and its database by the structure of its pages, when it starts. It repairs a log whose
 //! last record was torn by a power cut, and makes a database that is missing or truncated from the log, as far as that
-//! reaches back. Of anything else it only says what it came upon, and it says that again after each start. A changed
-//! value in the database is noticed by nobody.
+//! reaches back. Of anything else it only says what it came upon, and it says that again after each start. These words are
+//! those of etcd 3.7 and bbolt 1.5 after single bits were changed. Where they are not recognised, etcd's end is reported as
+//! any other.
 //!
-//! The words are those of etcd 3.7 and bbolt 1.5 after single bits were changed. Where they are not recognised, etcd's end
-//! is reported as any other.
+//! A changed value in the database is nothing that one member could notice. Members notice it together, see
+//! [`corruption`](super::corruption).
 
 use std::fmt;
 
@@ -15,8 +16,10 @@ use std::fmt;
 pub enum Damage {
     /// The write-ahead log.
     Log,
-    /// The database.
+    /// The structure of the database.
     Database,
+    /// Values in the database.
+    Values,
 }
 
 /// Parts of fatal log lines. protobuf writes one of two kinds of spaces after its name.
@@ -34,15 +37,47 @@ impl Damage {
         let found = WORDS.iter().find(|(words, _)| line.contains(words));
         found.map(|(_, damage)| *damage)
     }
+
+    /// In CamelCase, for programs.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Damage::Log => "LogDamaged",
+            Damage::Database => "DatabaseDamaged",
+            Damage::Values => "ValuesDamaged",
+        }
+    }
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Damage::Log => "log",
-            Damage::Database => "database",
+            Damage::Log => "etcd's log is damaged",
+            Damage::Database => "etcd's database is damaged",
+            Damage::Values => "values in etcd's database are damaged",
         })
     }
+}
+
+/// Why etcd does not run on this node: what on its disk is damaged, in whose words, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{damage}: {words}. While other consensus members have a quorum, remove the role consensus-member from this node and \
+     add it again"
+)]
+pub struct Damaged {
+    /// What of it.
+    pub damage: Damage,
+    /// What was noticed.
+    pub words: String,
+}
+
+/// A damage of etcd's data, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataReport {
+    /// This node's data are damaged, and its etcd does not run.
+    Damaged(Damaged),
+    /// The members have different data, no majority of them agrees, and all of them run.
+    Undecided,
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ impl Defragmenter {
         for (id, _) in &full {
             if there.iter().all(|member| member.id != *id) {
                 tracing::info!(member = %id, "disarming the NOSPACE alarm of a removed member");
-                self.members.has_space(*id).await?;
+                self.members.disarm(*id, Alarm::NoSpace).await?;
             }
         }
         if full.iter().all(|(id, _)| *id != status.id) {
@@ -123,7 +123,7 @@ impl Defragmenter {
             self.last_failed_defrag = Some((Instant::now(), status.revision));
             return Ok(());
         }
-        self.members.has_space(status.id).await?;
+        self.members.disarm(status.id, Alarm::NoSpace).await?;
         tracing::info!(
             quota,
             file,

@@ -27,6 +27,7 @@
 )]
 
 mod client;
+mod corruption;
 mod damage;
 mod defrag;
 pub mod etcd_proxy;
@@ -39,6 +40,7 @@ mod members;
 mod peer_port;
 mod process;
 pub mod secrets_keys;
+pub mod starts;
 mod store_version;
 
 use std::net::SocketAddr;
@@ -65,7 +67,7 @@ pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,
     NamespacedClient, Record, RootClient, WatchEnd,
 };
-pub use damage::Damage;
+pub use damage::{Damage, Damaged, DataReport};
 pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use peer_port::{MemberOfCurators, PeerPortError};
@@ -75,6 +77,10 @@ pub use store_version::StoreVersionError;
 /// Maximum size of etcd's database file in bytes (see `defrag`). etcd's own default is twice that,
 /// which is more than small disks have.
 pub const QUOTA: u64 = 1 << 30;
+
+/// How often the leader compares the members' checksums. There are new ones every six minutes (a tenth of the history that
+/// is kept). If no majority agrees, no writes are accepted for some seconds after each comparison.
+pub const HASH_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// How long etcd waits, when the node shuts down, for those that [hold](Handle::hold) it: longer than
 /// a program may take to end.
@@ -121,6 +127,8 @@ pub struct Config {
     pub users: ReadLock,
     /// Quota in bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
+    /// How often the leader compares the members' checksums; whole seconds.
+    pub hash_check_interval: Duration,
     /// Path of the etcd binary.
     pub binary: PathBuf,
     /// An HTTP proxy through which etcd connects to its peers. Only for tests, which run several
@@ -160,6 +168,9 @@ pub enum ConsensusFailure {
     /// The process could not be started, or exited.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// The data are known to be damaged.
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
 }
 
 /// How etcd is started.
@@ -192,6 +203,9 @@ enum Start {
 /// break the promises (votes, acknowledged entries) that it made under the same member ID. The
 /// other members remove it, and it joins as a new member.
 fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
+    if let Some(damaged) = corruption::noted(&config.etcd) {
+        return Err(damaged.into());
+    }
     let joining = member_record::load(&config.etcd)?;
     let acknowledged = served
         || !config.founding
@@ -361,6 +375,15 @@ pub struct Outputs {
     pub handle: event::Writer<RootHandle>,
     /// Set every 250 ms while a learner catches up, and once when the member is a voter.
     pub progress: event::Writer<ConsensusProgress>,
+    /// Set when the data turn out to be damaged, and to none when etcd is ready.
+    pub data_report: event::Writer<Option<DataReport>>,
+}
+
+impl Outputs {
+    fn report(&self, damaged: &Damaged) {
+        let report = DataReport::Damaged(damaged.clone());
+        self.data_report.set(Some(report));
+    }
 }
 
 /// How one run of the etcd process ended.
@@ -414,7 +437,15 @@ async fn live(
 ) -> Result<End, Failure> {
     ctx.ends_within(USERS_WITHIN + process::STOP_BOUND);
     let begin = Instant::now();
-    let start = decide(config, out.handle.value().get().is_some())?;
+    let start =
+        decide(config, out.handle.value().get().is_some()).inspect_err(|error| match error {
+            ConsensusFailure::Damaged(damaged) => out.report(damaged),
+            ConsensusFailure::Missing { .. } => out.report(&Damaged {
+                damage: Damage::Log,
+                words: error.to_string(),
+            }),
+            _ => {}
+        })?;
     let timing = timing(config).map_err(ConsensusFailure::from)?;
     let root = RootClient::new(process::socket(&config.socket_dir));
     let dn = format!("{}.etcd", ctx.name());
@@ -432,6 +463,7 @@ async fn live(
             users: config.users.clone(),
         }));
         tracing::info!(after = ?begin.elapsed(), "etcd is ready");
+        out.data_report.set(None);
         good();
         if timing == Timing::Cluster {
             config.peers.peer_timing_ready.send_replace(true);
@@ -448,10 +480,16 @@ async fn live(
         tokio::select! {
             end = other_timing => end,
             never = defrag::keep(&root, config.quota_bytes) => match never {},
+            damaged = corruption::keep(&root, &config.etcd, &out.data_report) => Err(damaged),
         }
     };
     let outcome = tokio::select! {
-        ended = etcd.ended() => Err(ended.into()),
+        ended = etcd.ended() => {
+            if let ProcessError::Damaged(damaged) = &ended {
+                out.report(damaged);
+            }
+            Err(ended.into())
+        }
         () = stopped(ctx, &config.users) => Ok(End::Stopped),
         outcome = work => outcome,
     };

@@ -186,13 +186,15 @@ pub fn wipe(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
 }
 
 /// The files of a member apart from its data, in the order of removal.
-fn traces(etcd: &layout::Etcd) -> [PathBuf; 7] {
+fn traces(etcd: &layout::Etcd) -> [PathBuf; 9] {
     let peer = etcd.peer();
     [
         peer.certificate(),
         peer.ca(),
         etcd.joined(),
         etcd.company(),
+        etcd.damaged(),
+        etcd.starts(),
         etcd.store_version(),
         peer.key(),
         etcd.member(),
@@ -287,6 +289,8 @@ mod tests {
                 step();
             }
             note_peers_expected(&etcd).unwrap();
+            fs::write(etcd.damaged(), "").unwrap();
+            fs::write(etcd.starts(), "").unwrap();
             store_version::note(&etcd).unwrap();
             // The data are removed in several steps.
             if cut > 0 {

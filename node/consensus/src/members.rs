@@ -112,7 +112,7 @@ pub struct MemberStatus {
 pub enum Alarm {
     /// The database file has reached the quota: no member accepts writes.
     NoSpace,
-    /// The member's data differ from those of the others.
+    /// The member's data differ from those of most members. The alarm of member 0 says that no majority agrees.
     Corrupt,
 }
 
@@ -248,13 +248,17 @@ impl Members {
         Ok(known.collect())
     }
 
-    /// Disarms a member's NOSPACE alarm.
-    pub async fn has_space(&self, member: MemberId) -> Result<(), ConsensusError> {
+    /// Disarms a member's alarm.
+    pub async fn disarm(&self, member: MemberId, alarm: Alarm) -> Result<(), ConsensusError> {
         let mut client = self.maintenance();
         let mut options = AlarmOptions::new();
         options.with_member(member.0);
-        let call = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
-        self.step("disarm the NOSPACE alarm", call).await.map(drop)
+        let kind = match alarm {
+            Alarm::NoSpace => AlarmType::Nospace,
+            Alarm::Corrupt => AlarmType::Corrupt,
+        };
+        let call = client.alarm(AlarmAction::Deactivate, kind, Some(options));
+        self.step("disarm an alarm of etcd", call).await.map(drop)
     }
 
     /// Defragments the database file of this etcd. It answers no other call meanwhile.

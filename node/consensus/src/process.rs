@@ -9,7 +9,7 @@ use std::{fs, io};
 use hearth_sys::child::{Child, ChildError};
 use tokio::process::Command;
 
-use super::damage::Damage;
+use super::damage::{Damage, Damaged};
 use super::{Config, Start, Timing, log, peer_url};
 
 /// etcd requires a port in every client URL, even of a unix socket. The whole "host" is the file
@@ -62,16 +62,8 @@ pub enum ProcessError {
         last_words: Option<String>,
     },
     /// etcd cannot use what is on the disk.
-    #[error(
-        "etcd's {damage} is damaged: {words}. While other consensus members have a quorum, remove the role \
-         consensus-member from this node and add it again"
-    )]
-    Damaged {
-        /// What of it.
-        damage: Damage,
-        /// etcd's last fatal log line.
-        words: String,
-    },
+    #[error(transparent)]
+    Damaged(#[from] Damaged),
 }
 
 fn last(words: &Option<String>) -> String {
@@ -144,7 +136,7 @@ impl Etcd {
         let last_words = words.unwrap_or_else(PoisonError::into_inner).take();
         match last_words {
             Some(words) if let Some(damage) = Damage::of(&words) => {
-                ProcessError::Damaged { damage, words }
+                Damaged { damage, words }.into()
             }
             last_words => ProcessError::Ended { status, last_words },
         }
@@ -199,6 +191,11 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         ("--auto-compaction-retention", "1h".into()),
         // The entries that etcd keeps in memory between two snapshots.
         ("--snapshot-count", "10000".into()),
+        ("--feature-gates", "CompactHashCheck=true".into()),
+        (
+            "--compact-hash-check-time",
+            format!("{}s", config.hash_check_interval.as_secs()),
+        ),
         ("--logger", "zap".into()),
         ("--log-outputs", "stderr".into()),
     ]

@@ -27,8 +27,8 @@ use tempfile::TempDir;
 pub use peer::Peer;
 
 use super::{
-    Config, ConsensusUser, NamespacedClient, Outputs, PeerReadiness, QUOTA, RootClient, RootHandle,
-    process, run,
+    Config, ConsensusUser, DataReport, HASH_CHECK_INTERVAL, NamespacedClient, Outputs,
+    PeerReadiness, QUOTA, RootClient, RootHandle, process, run,
 };
 
 /// The etcd that an image has: the file that `HEARTH_ETCD` names, or `hearth/etcd` in the target folder that this
@@ -130,6 +130,7 @@ impl Site {
             peers: PeerReadiness::default(),
             users: ReadLock::default(),
             quota_bytes: self.quota_bytes,
+            hash_check_interval: HASH_CHECK_INTERVAL,
             binary: etcd(),
             peer_proxy: None,
             state: self.state.1.clone(),
@@ -158,8 +159,12 @@ impl Site {
 
     /// A client of the etcd that runs on this site, without a [`Handle`](super::Handle).
     pub fn back_door(&self, user: ConsensusUser) -> NamespacedClient {
-        let socket = process::socket(&self.root.ephemeral.consensus());
-        RootClient::new(socket).namespaced(user)
+        self.store().namespaced(user)
+    }
+
+    /// The same, of its whole store.
+    pub fn store(&self) -> RootClient {
+        RootClient::new(process::socket(&self.root.ephemeral.consensus()))
     }
 
     /// The process ID of the etcd that runs on this site.
@@ -213,6 +218,20 @@ impl Site {
         change_bits(&database, |_| vec![20, 4096 + 20]);
     }
 
+    /// Changes a value in etcd's database: no page, and no checksum, says so.
+    pub fn change_value(&self, from: &[u8], to: &[u8]) {
+        let database = self.root.data.etcd().data().join("member/snap/db");
+        let mut bytes = fs::read(&database).unwrap();
+        let places = bytes.windows(from.len());
+        let places: Vec<_> = places.enumerate().filter(|(_, b)| *b == from).collect();
+        let places: Vec<_> = places.into_iter().map(|(at, _)| at).collect();
+        assert!(!places.is_empty(), "no such value");
+        for at in places {
+            bytes[at..at + to.len()].copy_from_slice(to);
+        }
+        fs::write(database, bytes).unwrap();
+    }
+
     /// Stops etcd's threads until it is sent SIGCONT.
     pub async fn pause_etcd(&self) {
         pause(Pid::from_raw(self.etcd_pid())).await;
@@ -237,7 +256,12 @@ fn run_with(config: Config) -> Running {
     let peers = config.peers.clone();
     let (handle, handles) = event::value();
     let (progress, _) = event::value();
-    let out = Arc::new(Outputs { handle, progress });
+    let (data_report, data_reports) = event::value();
+    let out = Arc::new(Outputs {
+        handle,
+        progress,
+        data_report,
+    });
     let supervisor = Supervisor::start(
         runnable(move |ctx| {
             let (config, out) = (config.clone(), out.clone());
@@ -261,6 +285,7 @@ fn run_with(config: Config) -> Running {
     Running {
         supervisor,
         handles,
+        data_reports,
         peers,
     }
 }
@@ -269,6 +294,7 @@ fn run_with(config: Config) -> Running {
 pub struct Running {
     pub supervisor: Supervisor,
     pub handles: event::Value<RootHandle>,
+    pub data_reports: event::Value<Option<DataReport>>,
     pub peers: PeerReadiness,
 }
 

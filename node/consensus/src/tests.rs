@@ -153,11 +153,17 @@ async fn an_etcd_that_cannot_use_its_data_says_what_is_damaged() {
         let expected = format!("etcd's {what} is damaged: ");
         assert!(failure.contains(&expected), "{failure}");
         assert!(failure.contains("remove the role"), "{failure}");
+        let report = running.data_reports.get().flatten();
+        let Some(DataReport::Damaged(damaged)) = report else {
+            panic!("{report:?}");
+        };
+        assert!(damaged.to_string().contains(&expected), "{damaged}");
         running.stop().await;
         damage(&site);
     }
     let running = site.start(false).await;
     running.client().write(put_new("b", "1")).await.unwrap();
+    assert_eq!(running.data_reports.get(), Some(None));
     running.stop().await;
     // As a power cut may leave it.
     site.tear_log();

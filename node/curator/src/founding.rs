@@ -225,6 +225,7 @@ mod tests {
                     certificate_lifetime_seconds: 0,
                     certificate_names: Vec::new(),
                     admission_policy: 0,
+                    damaged_member_policy: 0,
                 },
                 labels: vec![Label {
                     key: "zone".into(),

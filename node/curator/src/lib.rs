@@ -111,6 +111,8 @@ pub struct Timing {
     pub mark: Duration,
     /// How long a learner may take to get in sync with the leader.
     pub learner: Duration,
+    /// How long the cluster, after it has replaced a damaged etcd member by itself, replaces no other one. Whole seconds.
+    pub replacement: Duration,
     /// What a single node may cost.
     pub budget: budget::Limits,
 }
@@ -127,6 +129,7 @@ impl Default for Timing {
             quiet: Duration::from_secs(5),
             mark: WATCH_MARK,
             learner: Duration::from_secs(300),
+            replacement: Duration::from_secs(3600),
             budget: budget::Limits::default(),
         }
     }

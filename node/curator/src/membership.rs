@@ -10,7 +10,11 @@
 //! [`hearth_consensus::Members`] explains why late ones are harmless.
 //!
 //! Nothing is decided from stale records: each reconciliation includes a linearizable read.
+//!
+//! Where the cluster's setting `damaged_member_policy` is REPLACE, the leader writes an intent itself: for a node that
+//! reports that the data of its member are damaged, a join that first removes this member.
 
+mod departure;
 mod plan;
 mod steps;
 mod view;
@@ -18,14 +22,12 @@ mod view;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use hearth_api::identity::NodeId;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
     ConsensusMemberStatus, ConsensusStore, GetConsensusStatusResponse, MembershipChange,
     consensus_member_status,
 };
-use hearth_cluster::state::{self, Wanted};
-use hearth_consensus::fenced::{Condition, Write};
+use hearth_cluster::state::Wanted;
 use hearth_consensus::{Alarm, MemberId, QUOTA};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
@@ -35,6 +37,8 @@ use self::steps::StepError;
 use super::cache::Leadership;
 use super::core::Core;
 use super::status::unavailable;
+
+pub use self::departure::{Departure, authorize as authorize_departure};
 
 /// Reconciliation interval while a change is pending, if no record changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,52 +51,17 @@ const LEAST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// reports its progress four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
 
-/// The permission that a voter leaves etcd. A write that makes it leave has to have it as a part.
-pub struct Departure {
-    node: NodeId,
-    /// No other departure has been authorized since.
-    no_other: Condition,
-}
-
-impl Departure {
-    /// Adds the permission to a write.
-    pub fn add_to(self, write: Write) -> Write {
-        let node = self.node.to_string().into_bytes();
-        write.and(self.no_other).put(state::DEPARTURE, node)
-    }
-}
-
-/// Authorizes the departure of a node. Refuses if the node is the last voter, or if the live ones
-/// of the remaining voters would not be a quorum. `None` if the node does not vote.
-///
-/// The permission is void once another departure has been authorized; otherwise two nodes that can
-/// each be removed could leave at the same time. It has no other condition, so changes of the
-/// remaining nodes do not delay the departure.
-pub async fn authorize_departure(core: &Core, node: NodeId) -> Result<Option<Departure>, Status> {
-    let last = core.client.get(state::DEPARTURE).await;
-    let last = last.map_err(|error| unavailable(&error))?;
-    let view = look(core).await?;
-    if !view.votes(node) {
-        return Ok(None);
-    }
-    view.may_leave_after_all(node)
-        .map_err(|stays| Status::failed_precondition(stays.to_string()))?;
-    let key = state::DEPARTURE.to_owned();
-    let no_other = match last {
-        Some(last) => Condition::Unchanged(key, last.mod_revision),
-        None => Condition::Absent(key),
-    };
-    Ok(Some(Departure { node, no_other }))
-}
-
 /// The members of etcd, and the pending changes.
 pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
-    let view = look(core).await?;
+    let view = view::look(core).await?;
     let own = core.members.status().await.map_err(|e| unavailable(&e))?;
     let alarms = core.members.alarms(&own).await;
     let alarms = alarms.map_err(|e| unavailable(&e))?;
     let alarms_of = |id: MemberId| {
-        let of_it = alarms.iter().filter(|(member, _)| *member == id);
+        // That of member 0 concerns all of them.
+        let of_it = alarms
+            .iter()
+            .filter(|(member, _)| *member == id || member.0 == 0);
         let told = of_it.map(|(_, alarm)| match alarm {
             Alarm::NoSpace => consensus_member_status::Alarm::NoSpace,
             Alarm::Corrupt => consensus_member_status::Alarm::Corrupt,
@@ -113,6 +82,9 @@ pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     });
     let changes = view.intents.iter().map(|intent| {
         let (kind, member) = match intent.wanted {
+            Wanted::Join { .. } if view.is_replaced(intent) => {
+                (Kind::Replace, intent.replaces.unwrap_or_default())
+            }
             Wanted::Join { member } => (Kind::Join, member.unwrap_or_default()),
             Wanted::Leave { .. } => (Kind::Leave, 0),
         };
@@ -134,16 +106,6 @@ pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     })
 }
 
-async fn look(core: &Core) -> Result<View, Status> {
-    view::take(core, Learner::default())
-        .await
-        .map_err(|error| match error {
-            view::ViewError::Stale(stale) => stale.into(),
-            view::ViewError::Consensus(error) => unavailable(&error),
-            view::ViewError::Record(error) => Status::failed_precondition(error.to_string()),
-        })
-}
-
 /// The leader's state between two reconciliations.
 struct Term {
     leadership: Leadership,
@@ -151,8 +113,8 @@ struct Term {
     learner: Option<(MemberId, Instant)>,
     /// The log index that was last marked for this learner, and when.
     mark: Option<(MemberId, u64, Instant)>,
-    /// The voter to be removed, and since when: see [`Term::is_sure`].
-    leaving: Option<(MemberId, Instant)>,
+    /// The step by which a voter leaves, and since when it is the next one: see [`Term::is_sure`].
+    leaving: Option<(Step, Instant)>,
     /// The last logged reasons why changes are waiting.
     said: Vec<String>,
     /// This node has to hand over the leadership, and there is no other candidate.
@@ -286,20 +248,21 @@ impl Term {
     /// heartbeat timeout. So no voter is removed until the remaining ones have been alive for that
     /// long.
     fn is_sure(&mut self, core: &Core, view: &View, step: Step) -> bool {
-        let removed = match step {
-            Step::Remove(_, id) => view.members.iter().find(|m| m.id == id && !m.learner),
-            _ => None,
+        let leaves = match step {
+            Step::Remove(_, id) => view.members.iter().any(|m| m.id == id && !m.learner),
+            Step::Replace(..) => true,
+            _ => false,
         };
-        let Some(id) = removed.map(|member| member.id) else {
+        if !leaves {
             self.leaving = None;
             return true;
-        };
+        }
         let now = Instant::now();
         let since = match self.leaving {
-            Some((known, since)) if known == id => since,
+            Some((known, since)) if known == step => since,
             _ => now,
         };
-        self.leaving = Some((id, since));
+        self.leaving = Some((step, since));
         now >= since + core.timing.heartbeat_bound
     }
 

@@ -18,7 +18,7 @@ use hearth_api::console::{Milestone, Report};
 use hearth_api::identity::{ClusterUnlockKey, NodeCredentials};
 use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
 use hearth_api::tls::{self, OwnCertificate};
-use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
+use hearth_api::v1::{ClusterDirectory, ColdStartPolicy, TpmUsage};
 use hearth_base::event;
 use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
@@ -615,7 +615,12 @@ where
         self.announce(EnrolmentPhase::Member {
             in_touch: home || entered,
         });
-        self.member.set(MemberData { own, directory });
+        let uses_tpm = identity.tpm_usage == TpmUsage::PresentAndUsed;
+        self.member.set(MemberData {
+            own,
+            directory,
+            uses_tpm,
+        });
         Ok(Done::Plain)
     }
 

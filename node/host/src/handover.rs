@@ -87,6 +87,8 @@ pub struct MemberData {
     pub own: Arc<OwnCertificate>,
     /// The curators in the cluster directory on the ESP.
     pub directory: ClusterDirectory,
+    /// The node's keys are sealed by its TPM.
+    pub uses_tpm: bool,
 }
 
 /// The cluster has removed this node by an order that was verified, and the node's keys are wiped:

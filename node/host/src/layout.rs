@@ -313,6 +313,16 @@ impl Etcd {
         self.path.join("company")
     }
 
+    /// How often etcd was started on these data: a `StoredStarts`.
+    pub fn starts(&self) -> PathBuf {
+        self.path.join("starts")
+    }
+
+    /// Empty; exists once the other members have found that this member's data are damaged.
+    pub fn damaged(&self) -> PathBuf {
+        self.path.join("damaged")
+    }
+
     /// The certificate and key for etcd's peer connections.
     pub fn peer(&self) -> KeyFiles {
         KeyFiles {

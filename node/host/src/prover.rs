@@ -3,7 +3,7 @@
 //! A machine without a TPM never asks for a challenge. The curator then says that the cluster needs one, if it does.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
 use hearth_api::identity::PublicKey;
@@ -136,6 +136,26 @@ impl Prover {
         self.aside(prove).await.map(Some)
     }
 
+    /// The value of the TPM's counter ([`Tpm::count`]); `None` if it has none yet.
+    ///
+    /// # Errors
+    /// If the TPM refuses.
+    pub async fn counter(self: &Arc<Self>) -> Result<Option<u64>, ProverError> {
+        self.aside(|own| Ok(own.tpm().counter()?)).await
+    }
+
+    /// Counts with the TPM's counter, and returns the new value.
+    ///
+    /// # Errors
+    /// If the TPM refuses.
+    pub async fn count(self: &Arc<Self>) -> Result<u64, ProverError> {
+        self.aside(|own| Ok(own.tpm().count()?)).await
+    }
+
+    fn tpm(&self) -> MutexGuard<'_, Tpm> {
+        self.tpm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs what blocks on a thread of its own: a TPM takes up to a second for a command.
     async fn aside<T: Send + 'static>(
         self: &Arc<Self>,
@@ -153,7 +173,7 @@ impl Prover {
     }
 
     fn read_keys(&self) -> Result<GetChallengeRequest, ProverError> {
-        let mut tpm = self.tpm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tpm = self.tpm();
         let (endorsement, attestation) = tpm.attestation_keys()?;
         Ok(GetChallengeRequest {
             endorsement_key: endorsement.to_bytes(),
@@ -164,7 +184,7 @@ impl Prover {
 
     fn prove(&self, asked: &Asked, caller: &PublicKey) -> Result<BootProof, ProverError> {
         let events = self.read_events()?;
-        let mut tpm = self.tpm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tpm = self.tpm();
         let proof = tpm.attest(asked, caller.as_bytes())?;
         let event = |event: &BootEvent| Event {
             pcr: event.pcr.index().into(),

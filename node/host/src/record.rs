@@ -13,7 +13,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use hearth_api::private::{
-    StoredAddress, StoredControllerKey, StoredMember, StoredMesh, StoredRoles,
+    StoredAddress, StoredControllerKey, StoredMember, StoredMesh, StoredRoles, StoredStarts,
 };
 use hearth_sys::files::{self, FileError};
 use prost::{DecodeError, Message};
@@ -64,6 +64,8 @@ records! {
     StoredRoles, "roles", 1, Refuse;
     // Running as the wrong member would break the guarantees of etcd.
     StoredMember, "etcd member", 1, Refuse;
+    // A disk that went back in time would pass for the right one.
+    StoredStarts, "etcd starts", 1, Refuse;
     // A key could be generated again, but foreign bytes in the file must not be ignored.
     StoredMesh, "mesh", 1, Refuse;
     // Without it the node opens no Secret any more.

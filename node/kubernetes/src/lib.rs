@@ -235,19 +235,9 @@ impl RoleCondition {
             r#type: role.condition().to_owned(),
             met,
             reason: reason.to_owned(),
-            message: printable(&message),
+            message: names::conditions::printable(&message),
         })
     }
-}
-
-/// A message as one line of at most the length that curators accept.
-fn printable(message: &str) -> String {
-    let mut line: String = message
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    line.truncate(line.floor_char_boundary(names::LONGEST_CONDITION));
-    line
 }
 
 impl From<&Missing> for RoleCondition {

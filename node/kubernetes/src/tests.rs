@@ -75,6 +75,7 @@ impl Fake {
         member_writer.set(MemberData {
             own: hearth_api::testing::own(&credentials),
             directory: ClusterDirectory::default(),
+            uses_tpm: false,
         });
         let (state, cluster_state) = cluster_state::new();
         state.set(State::Home).unwrap();
@@ -337,7 +338,7 @@ async fn programs_go_on_in_split() {
 #[test]
 fn what_a_program_said_fits_into_a_condition() {
     let said = format!("two\nlines\x1b[2J{}", "ä".repeat(names::LONGEST_CONDITION));
-    let told = printable(&said);
+    let told = names::conditions::printable(&said);
     assert!(told.len() <= names::LONGEST_CONDITION && told.starts_with("two lines [2Jää"));
     assert!(!told.chars().any(char::is_control));
 }

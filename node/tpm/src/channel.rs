@@ -33,9 +33,9 @@ const ROUNDS: usize = 4;
 pub enum Command {
     #[cfg(any(test, feature = "testing"))]
     Clear = 0x126,
-    #[cfg(any(test, feature = "testing"))]
     NvDefineSpace = 0x12a,
     CreatePrimary = 0x131,
+    NvIncrement = 0x134,
     #[cfg(any(test, feature = "testing"))]
     NvWrite = 0x137,
     ActivateCredential = 0x147,
@@ -76,6 +76,8 @@ impl fmt::Display for Command {
         match self {
             Self::PcrRead => f.write_str("TPM2_PCR_Read"),
             Self::PolicyPcr => f.write_str("TPM2_PolicyPCR"),
+            Self::NvDefineSpace => f.write_str("TPM2_NV_DefineSpace"),
+            Self::NvIncrement => f.write_str("TPM2_NV_Increment"),
             Self::NvRead => f.write_str("TPM2_NV_Read"),
             Self::NvReadPublic => f.write_str("TPM2_NV_ReadPublic"),
             other => write!(f, "TPM2_{other:?}"),

@@ -12,7 +12,7 @@ use super::session::{Point, Salt, Secret, Session, nonce};
 use super::wire::{Malformed, Reader, Writer};
 
 /// The owner hierarchy, TPM_RH_OWNER.
-const OWNER: u32 = 0x4000_0001;
+pub(crate) const OWNER: u32 = 0x4000_0001;
 /// The endorsement hierarchy, TPM_RH_ENDORSEMENT.
 pub(crate) const ENDORSEMENT: u32 = 0x4000_000b;
 /// No key or hierarchy, TPM_RH_NULL.

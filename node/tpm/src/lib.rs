@@ -1,5 +1,5 @@
-//! A client of TPM 2.0 that seals small secrets and proves what was booted, and the signed policies that images bring for
-//! it.
+//! A client of TPM 2.0 that seals small secrets, proves what was booted and counts, and the signed policies that images
+//! bring for it.
 //!
 //! The node seals a key so that only this machine, with the Secure Boot state that it had (PCR 7), booted from an image
 //! that the builder has signed for (PCR 11), gets it back. [`Tpm::seal`] and [`Tpm::unseal`] do that; [`Sealed`] is what is
@@ -15,7 +15,7 @@
 //! - Everything is synchronous: a command takes up to a second on real TPMs, and the kernel's device does not poll. Use a
 //!   thread that may block.
 //!
-//! The commands are marshalled here, eighteen of them with the structures that they need. The libraries in C do not
+//! The commands are marshalled here, twenty of them with the structures that they need. The libraries in C do not
 //! fit into one static Rust binary, and a crate that only marshals would leave the larger part, sessions and policies,
 //! here all the same.
 
@@ -24,6 +24,7 @@ pub mod boot_log;
 mod channel;
 mod code;
 mod commands;
+mod counter;
 pub mod images;
 mod key;
 mod pcr;

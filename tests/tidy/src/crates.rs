@@ -33,7 +33,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-network-policy", "api kubernetes-api sys", ""),
     // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
-    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster history"),
+    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", "cluster history tpm"),
     ("hearth-fuzz", "api enrolment host image kubernetes-dns sys tpm", ""),
     ("hearth-operator", "api tpm", ""),
     ("hearth-ctl", "api operator tpm", ""),

@@ -146,6 +146,7 @@ impl Machine {
         let member = MemberData {
             own: testing::own(&self.node),
             directory: self.saved.clone(),
+            uses_tpm: false,
         };
         let (book, learned) = AddressBook::new(wall_clock());
         let (address_writer, address) = event::value();

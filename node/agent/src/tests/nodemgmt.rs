@@ -70,6 +70,7 @@ async fn managed() -> Managed {
         member: fixed(MemberData {
             own,
             directory: hearth_api::v1::ClusterDirectory::default(),
+            uses_tpm: false,
         }),
         view,
         cluster_state,

@@ -15,7 +15,7 @@ use hearth_host::handover::TimeStatus;
 use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
 use crate::testing::Fake;
-use crate::{CuratorConnection, LocalControlPlane};
+use crate::{CuratorConnection, EtcdData, LocalControlPlane};
 
 struct Pushing {
     fake: Fake,
@@ -149,6 +149,8 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         recorded_settings: reported(ColdStartPolicy::Owner),
         time: None,
         second_address: String::new(),
+        damaged_member_id: None,
+        etcd_starts: None,
     };
     assert_eq!(status, wanted);
     test.recorded.set(settings(ColdStartPolicy::None));
@@ -250,15 +252,37 @@ async fn what_changes_is_reported_once() {
     let status = report(curator, 2).await;
     assert_eq!(status.external_address, "192.0.2.2");
 
+    test.control_plane.set(LocalControlPlane {
+        data: Some(EtcdData {
+            damaged_member: Some(7),
+            reason: "LogDamaged",
+            message: "etcd's log\nis damaged".into(),
+        }),
+        ..LocalControlPlane::default()
+    });
+    let status = report(curator, 3).await;
+    assert_eq!(status.curator_port, 0);
+    assert_eq!(status.damaged_member_id, Some(7));
+    let condition = NodeCondition {
+        r#type: "EtcdData".into(),
+        met: false,
+        reason: "LogDamaged".into(),
+        message: "etcd's log is damaged".into(),
+    };
+    assert_eq!(status.conditions, [condition]);
     test.control_plane.set(LocalControlPlane::default());
-    assert_eq!(report(curator, 3).await.curator_port, 0);
+    let status = report(curator, 4).await;
+    assert_eq!(
+        (status.damaged_member_id, &status.conditions[..]),
+        (None, &[][..])
+    );
 
     // The new curator may not have the report.
     let second = test.fake.another(Script::default()).await;
     test.connection.set(test.fake.connection_to(&second));
     let status = report(&second, 1).await;
     assert_eq!(status.external_address, "192.0.2.2");
-    no_more_than(curator, 3).await;
+    no_more_than(curator, 4).await;
     test.worker.is_fine();
     test.worker.stop().await;
 }

@@ -387,6 +387,7 @@ impl Members {
         MemberData {
             own: testing::own(&node),
             directory: self.directory.clone(),
+            uses_tpm: false,
         }
     }
 

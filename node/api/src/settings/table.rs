@@ -6,8 +6,8 @@ use crate::hosts::{self, Host};
 use crate::registries::{self, Credential, Mirror};
 use crate::time_server::{self, TimeServer};
 use crate::v1::{
-    AdmissionPolicy, AuditLevel, ColdStartPolicy, ControlPlaneScheduling, PodNetwork,
-    PodSecurityLevel, StorageSecurityPolicy, TpmMode,
+    AdmissionPolicy, AuditLevel, ColdStartPolicy, ControlPlaneScheduling, DamagedMemberPolicy,
+    PodNetwork, PodSecurityLevel, StorageSecurityPolicy, TpmMode,
 };
 use crate::{labels, ranges};
 
@@ -389,6 +389,21 @@ pub static SETTINGS: &[Setting] = &[
             supported: &[
                 AdmissionPolicy::Any as i32,
                 AdmissionPolicy::KnownImages as i32,
+            ],
+        },
+    },
+    Setting {
+        path: "damaged_member_policy",
+        help: "Whether the cluster replaces a consensus member whose data are damaged",
+        fixed: None,
+        kind: &Choice {
+            field: |configuration| &mut configuration.damaged_member_policy,
+            name: |policy| Some(DamagedMemberPolicy::try_from(policy).ok()?.as_str_name()),
+            // etcd never removes a member by itself, and nor does what manages it, unless it is told to.
+            default: DamagedMemberPolicy::Keep as i32,
+            supported: &[
+                DamagedMemberPolicy::Keep as i32,
+                DamagedMemberPolicy::Replace as i32,
             ],
         },
     },

@@ -6,8 +6,8 @@ use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, Ref
 
 use super::*;
 use crate::v1::{
-    AuditLevel, ControlPlaneScheduling, KubernetesConfiguration, PodNetwork, PodSecurityLevel,
-    StorageSecurityPolicy, TpmMode,
+    AuditLevel, ControlPlaneScheduling, DamagedMemberPolicy, KubernetesConfiguration, PodNetwork,
+    PodSecurityLevel, StorageSecurityPolicy, TpmMode,
 };
 
 fn configuration_descriptor() -> MessageDescriptor {
@@ -73,6 +73,7 @@ fn example(setting: &Setting) -> &'static str {
         "kubernetes.service_ranges" => "10.1.0.0/16,fd00:2::/112",
         "certificate_names" => "curators.example,192.0.2.101",
         "admission_policy" => "KNOWN_IMAGES",
+        "damaged_member_policy" => "REPLACE",
         "curator_session_seconds" => "20",
         "time_servers" => "192.0.2.1,[2001:db8::1]:1123",
         "certificate_lifetime_seconds" => "3600",
@@ -143,6 +144,7 @@ fn defaults_are_valid_and_fill_what_has_no_value() {
         certificate_names: Vec::new(),
         // Decided by the machine that creates the cluster.
         admission_policy: 0,
+        damaged_member_policy: DamagedMemberPolicy::Keep.into(),
     };
     assert_eq!(filled, expected);
     for setting in SETTINGS {
@@ -262,7 +264,8 @@ fn an_error_names_the_setting_what_it_expects_and_what_it_got() {
          kubernetes.registry_proxy_exceptions, kubernetes.api_address, kubernetes.api_endpoint, \
          kubernetes.audit_level, kubernetes.secrets_key_generation, kubernetes.pod_ranges, \
          kubernetes.service_ranges, curator_session_seconds, time_servers, \
-         certificate_lifetime_seconds, certificate_names, admission_policy, got \"kubernetes\""
+         certificate_lifetime_seconds, certificate_names, admission_policy, \
+         damaged_member_policy, got \"kubernetes\""
     );
 }
 

@@ -33,9 +33,9 @@ use crate::v1::node_management_server::NodeManagementServer;
 use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
-    GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetSecretsKeysResponse, HeartbeatRequest,
-    KubernetesConfiguration, LogEntry, Node, NodeStatus, OwnerReplacement, TrustedImage,
-    WatchEvent,
+    GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetMemberStartsRequest,
+    GetMemberStartsResponse, GetSecretsKeysResponse, HeartbeatRequest, KubernetesConfiguration,
+    LogEntry, Node, NodeStatus, OwnerReplacement, TrustedImage, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -409,6 +409,14 @@ impl CuratorLocal for Answering {
         self.called("GetCurrentLeader");
         let answer = stream::iter([Ok(GetCurrentLeaderResponse::default())]);
         Ok(Response::new(Box::pin(answer)))
+    }
+
+    async fn get_member_starts(
+        &self,
+        _: Request<GetMemberStartsRequest>,
+    ) -> Result<Response<GetMemberStartsResponse>, Status> {
+        self.called("GetMemberStarts");
+        Ok(Response::new(GetMemberStartsResponse::default()))
     }
 
     async fn get_ca_certificate(

@@ -182,6 +182,7 @@ fn want(found: &FoundNode, wanted: Wanted) -> Write {
         node: found.id(),
         wanted,
         attempts: 0,
+        replaces: None,
     };
     found
         .all_unchanged()

@@ -4,8 +4,8 @@ use hearth_api::identity::{ClusterUnlockKey, MeshSecret, OwnerKey, SigningKey};
 use hearth_api::ownership::Replacement;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{
-    ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, RecordedSettings,
-    StorageSecurityPolicy, TpmMode, node_roles,
+    ClusterState, ConsensusProgress, KubernetesConfiguration, MemberStarts, NodeCondition,
+    RecordedSettings, StorageSecurityPolicy, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 use hearth_tpm::attestation::EndorsementKey;
@@ -135,6 +135,7 @@ fn the_stored_form_of_the_cluster_stays() {
         certificate_lifetime_seconds: 0,
         certificate_names: Vec::new(),
         admission_policy: 0,
+        damaged_member_policy: 0,
     };
     assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
     let mut complete = settings::with_defaults(configuration.clone());
@@ -190,12 +191,21 @@ fn the_stored_form_of_intents_stays() {
         node: id(),
         wanted,
         attempts,
+        replaces: None,
     };
     let made = intent(Wanted::Join { member: None }, 0);
     read(&stored_form!("etcd-intent-join.pb", made.encode()), made);
     let member = Some(0x0102_0304_0506_0708);
     let made = intent(Wanted::Join { member }, 2);
     read(&stored_form!("etcd-intent-joining.pb", made.encode()), made);
+    let made = Intent {
+        replaces: Some(0x1112_1314_1516_1718),
+        ..made
+    };
+    read(
+        &stored_form!("etcd-intent-replacing.pb", made.encode()),
+        made,
+    );
     let decommission = false;
     let made = intent(Wanted::Leave { decommission }, 0);
     read(&stored_form!("etcd-intent-leave.pb", made.encode()), made);
@@ -238,6 +248,8 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         recorded_settings: None,
         time: None,
         second_address: String::new(),
+        damaged_member_id: None,
+        etcd_starts: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(
@@ -265,6 +277,27 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         "etcd-status-second-address.pb",
         encode_status(status.clone())
     );
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        damaged_member_id: Some(0),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-damaged.pb", encode_status(status.clone()));
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        etcd_starts: Some(MemberStarts {
+            member_id: 0x0102_0304_0506_0708,
+            count: 9,
+        }),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-starts.pb", encode_status(status.clone()));
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

@@ -143,6 +143,7 @@ fn intents_and_tombstones_read_back() {
             node: id(),
             wanted,
             attempts: 2,
+            replaces: None,
         };
         assert_eq!(
             Intent::decode(&intent_key(id()), &intent.encode()),

@@ -9,7 +9,7 @@
 //! gets a certificate and the list of the other members from the curators before it starts etcd.
 //! Each start compares the member whose data are on disk with the role (see
 //! [`hearth_consensus::member_record`]). If the role is gone or names another member, all etcd data
-//! are wiped.
+//! are wiped. Each start is counted; on a disk that is behind what others remember, etcd is not started (see [`starts`]).
 //!
 //! The children of a runnable are fixed once it is healthy, so a role change that starts or stops
 //! etcd restarts this worker. That can happen at any time, also while it still starts its children:
@@ -18,26 +18,34 @@
 mod founder;
 mod join;
 mod serve;
+mod starts;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_agent::{CuratorConnection, LocalControlPlane, View};
+use hearth_agent::{CuratorConnection, EtcdData, LocalControlPlane, View};
 use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure};
+use hearth_consensus::starts::Behind;
 use hearth_consensus::{Handle, MemberId, RootHandle};
 use hearth_enrolment::disowning;
 use hearth_host::cluster_state::ClusterState;
 use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData, TimeStatus};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
+use hearth_host::prover::Prover;
+
+use self::starts::Witnesses;
 
 /// Path of etcd's binary in the image.
 pub(crate) const ETCD: &str = "/usr/bin/etcd";
+/// See [`Worker::ask_bound`]. A whole cluster that starts waits for so long.
+pub(crate) const ASK_BOUND: Duration = Duration::from_secs(2);
 /// The role of the node that bootstrapped the cluster names no etcd member.
 const FOUNDER: MemberId = MemberId(0);
 
@@ -55,6 +63,8 @@ pub(crate) struct Worker {
     pub etcd: PathBuf,
     /// See [`hearth_consensus::Config::quota_bytes`].
     pub etcd_quota: u64,
+    /// See [`hearth_consensus::Config::hash_check_interval`].
+    pub etcd_hash_check: Duration,
     pub timing: hearth_curator::Timing,
     /// See [`hearth_consensus::Config::peer_proxy`].
     pub peer_proxy: Option<SocketAddr>,
@@ -69,6 +79,10 @@ pub(crate) struct Worker {
     pub view: Value<Arc<View>>,
     /// Used to get the certificate and the member list for a join.
     pub connection: Value<CuratorConnection>,
+    /// How long curators are asked for what they remember of this member.
+    pub ask_bound: Duration,
+    /// Has the TPM, in which starts are counted.
+    pub prover: Option<Arc<Prover>>,
     pub founded: Writer<Founded>,
     pub control_plane: Writer<LocalControlPlane>,
     /// The handle of etcd; `None` while it does not run on this node.
@@ -86,7 +100,10 @@ impl Worker {
 /// What the control plane starts from.
 enum Start {
     Found(Arc<BootstrapData>),
-    Member(Arc<OwnCertificate>),
+    Member {
+        own: Arc<OwnCertificate>,
+        witnesses: Witnesses,
+    },
 }
 
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
@@ -125,17 +142,23 @@ async fn work(ctx: &Context, worker: &Arc<Worker>) -> Result<Exit, Failure> {
     let start = start(worker).await?;
     let mut roles = worker.local_roles.watch();
     // Bootstrap starts before any roles are known.
-    let role = match &start {
-        Start::Found(_) => FOUNDER,
-        Start::Member(own) => {
+    let (role, starts) = match &start {
+        Start::Found(_) => (FOUNDER, None),
+        Start::Member { own, witnesses } => {
             let role = consensus_role(&roles.next().await?);
             let ready = tokio::select! {
                 ready = join::prepare(worker, own, role) => ready?,
                 changed = changes(&mut roles, role) => return Ok(changed?),
             };
-            match (ready, role) {
-                (true, Some(role)) => role,
-                _ => {
+            let (true, Some(member)) = (ready, role) else {
+                ctx.healthy();
+                return Ok(changes(&mut roles, role).await?);
+            };
+            match starts::count(worker, *witnesses, member).await? {
+                Ok(starts) => (member, Some(starts)),
+                Err(behind) => {
+                    tracing::error!("{behind}");
+                    worker.show(&behind_others(&behind), None);
                     ctx.healthy();
                     return Ok(changes(&mut roles, role).await?);
                 }
@@ -143,8 +166,21 @@ async fn work(ctx: &Context, worker: &Arc<Worker>) -> Result<Exit, Failure> {
         }
     };
     tokio::select! {
-        outcome = serve::serve(ctx, worker, start, role) => outcome.map(|()| Exit::Done),
+        outcome = serve::serve(ctx, worker, start, role, starts) => outcome.map(|()| Exit::Done),
         changed = changes(&mut roles, Some(role)) => Ok(changed?),
+    }
+}
+
+/// The report of a disk on which etcd must not run. The cluster does not replace its member by itself: the right disk may be
+/// in another machine that runs.
+fn behind_others(behind: &Behind) -> LocalControlPlane {
+    LocalControlPlane {
+        data: Some(EtcdData {
+            damaged_member: None,
+            reason: "DiskBehind",
+            message: behind.to_string(),
+        }),
+        ..LocalControlPlane::default()
     }
 }
 
@@ -172,11 +208,19 @@ async fn changes(
 /// Waits for bootstrap data or member data, whichever is set first.
 async fn start(worker: &Worker) -> Result<Start, event::Closed> {
     if let Some(founded) = worker.founded.value().get() {
-        return Ok(Start::Member(founded.own));
+        let member = worker.member.get();
+        return Ok(Start::Member {
+            own: founded.own,
+            witnesses: member.as_ref().map(Witnesses::of).unwrap_or_default(),
+        });
     }
     let (mut bootstrap, mut member) = (worker.bootstrap.watch(), worker.member.watch());
     tokio::select! {
         data = bootstrap.next() => Ok(Start::Found(data?)),
-        data = member.next() => Ok(Start::Member(data?.own)),
+        data = member.next() => {
+            let data = data?;
+            let witnesses = Witnesses::of(&data);
+            Ok(Start::Member { own: data.own, witnesses })
+        }
     }
 }

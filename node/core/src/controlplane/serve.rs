@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use hearth_agent::LocalControlPlane;
+use hearth_agent::{EtcdData, LocalControlPlane};
 use hearth_api::console::Milestone;
 use hearth_api::tls::OwnCertificate;
-use hearth_api::v1::ConsensusProgress;
+use hearth_api::v1::{ConsensusProgress, MemberStarts};
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
+use hearth_consensus::starts::Starts;
+use hearth_consensus::{ConsensusUser, DataReport, MemberId, PeerReadiness, RootHandle};
 use hearth_host::console;
 use tokio::task::JoinHandle;
 
@@ -22,14 +23,25 @@ pub(super) async fn serve(
     worker: &Arc<Worker>,
     start: Start,
     role: MemberId,
+    starts: Option<Starts>,
 ) -> Outcome {
     let peers = PeerReadiness::default();
-    let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &peers)?;
+    let Etcd {
+        mut handles,
+        mut progresses,
+        mut data_reports,
+    } = start_consensus(ctx, worker, &start, &peers)?;
     let own = match start {
         Start::Found(data) => Own::Certifying(Founder::certify_aside(&worker.root.data, data)),
-        Start::Member(own) => Own::Certified(own),
+        Start::Member { own, .. } => Own::Certified(own),
     };
-    let mut control_plane = LocalControlPlane::default();
+    let mut control_plane = LocalControlPlane {
+        starts: starts.map(|starts| MemberStarts {
+            member_id: starts.member.0,
+            count: starts.count,
+        }),
+        ..LocalControlPlane::default()
+    };
     let mut handle = loop {
         let joins = async {
             match &own {
@@ -43,6 +55,10 @@ pub(super) async fn serve(
             // The learner is catching up.
             progress = progresses.next() => {
                 control_plane.progress = Some(progress?);
+                worker.show(&control_plane, None);
+            }
+            report = data_reports.next() => {
+                report_data(&mut control_plane, report?, role);
                 worker.show(&control_plane, None);
             }
             handle = handles.next() => break handle?,
@@ -82,9 +98,38 @@ pub(super) async fn serve(
             // fail as unavailable.
             next = handles.next() => handle = next?,
             progress = progresses.next() => control_plane.progress = Some(progress?),
+            report = data_reports.next() => report_data(&mut control_plane, report?, role),
         }
         worker.show(&control_plane, Some(&handle));
     }
+}
+
+/// Notes what etcd's data are like.
+fn report_data(control_plane: &mut LocalControlPlane, report: Option<DataReport>, role: MemberId) {
+    control_plane.data = report.map(|report| match report {
+        DataReport::Damaged(damaged) => {
+            control_plane.progress = None;
+            EtcdData {
+                damaged_member: Some(role.0),
+                reason: damaged.damage.reason(),
+                message: damaged.to_string(),
+            }
+        }
+        DataReport::Undecided => EtcdData {
+            damaged_member: None,
+            reason: "MembersDiffer",
+            message: "etcd's members have different data, and no majority of them agrees: remove the role \
+                      consensus-member from the node whose data are damaged, or restore a backup"
+                .into(),
+        },
+    });
+}
+
+/// What etcd publishes.
+struct Etcd {
+    handles: Watcher<RootHandle>,
+    progresses: Watcher<ConsensusProgress>,
+    data_reports: Watcher<Option<DataReport>>,
 }
 
 /// The certificates with which the curator will serve.
@@ -101,10 +146,10 @@ fn start_consensus(
     worker: &Worker,
     start: &Start,
     peers: &PeerReadiness,
-) -> Result<(Watcher<RootHandle>, Watcher<ConsensusProgress>), Failure> {
+) -> Result<Etcd, Failure> {
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
-        Start::Member(own) => (own.node(), own.cluster()),
+        Start::Member { own, .. } => (own.node(), own.cluster()),
     };
     let view = worker.view.clone();
     let config = Arc::new(hearth_consensus::Config {
@@ -122,6 +167,7 @@ fn start_consensus(
         peers: peers.clone(),
         users: ReadLock::default(),
         quota_bytes: worker.etcd_quota,
+        hash_check_interval: worker.etcd_hash_check,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,
         state: worker.cluster_state.clone(),
@@ -129,11 +175,20 @@ fn start_consensus(
     });
     let (handle, handles) = event::value();
     let (progress, progresses) = event::value();
-    let out = Arc::new(hearth_consensus::Outputs { handle, progress });
+    let (data_report, data_reports) = event::value();
+    let out = Arc::new(hearth_consensus::Outputs {
+        handle,
+        progress,
+        data_report,
+    });
     ctx.run("consensus", move |ctx| {
         hearth_consensus::run(ctx, config.clone(), out.clone())
     })?;
-    Ok((handles.watch(), progresses.watch()))
+    Ok(Etcd {
+        handles: handles.watch(),
+        progresses: progresses.watch(),
+        data_reports: data_reports.watch(),
+    })
 }
 
 /// Starts the curator below this runnable, waits until it is listening, and returns its port.

@@ -24,7 +24,7 @@ use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
 use hearth_host::image::Image;
 use hearth_host::{credentials, pki};
 
-use crate::controlplane::{Worker, run};
+use crate::controlplane::{ASK_BOUND, Worker, run};
 
 /// One boot of the node.
 struct Boot {
@@ -79,12 +79,15 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         curator,
         etcd: etcd(),
         etcd_quota: site.quota_bytes,
+        etcd_hash_check: hearth_consensus::HASH_CHECK_INTERVAL,
         timing: Timing::default(),
         peer_proxy: None,
         local_roles,
         time: event::value().1,
         view: event::value().1,
         connection,
+        ask_bound: ASK_BOUND,
+        prover: None,
         control_plane: control_plane_writer,
         consensus: consensus_writer,
     });
@@ -162,6 +165,7 @@ fn member(credentials: &NodeCredentials) -> MemberData {
     MemberData {
         own: testing::own(credentials),
         directory: ClusterDirectory::default(),
+        uses_tpm: false,
     }
 }
 

@@ -121,7 +121,10 @@ impl Consensus {
             for alarm in &member.alarms {
                 let meaning = match &alarm[..] {
                     NO_SPACE => "database quota exceeded; writes fail until space is reclaimed",
-                    CORRUPT => "its data differs from that of the other members",
+                    CORRUPT => {
+                        "its data differ from those of most members; its etcd ends, and writes are accepted again \
+                         within seconds"
+                    }
                     other => other,
                 };
                 let id = &member.member_id;

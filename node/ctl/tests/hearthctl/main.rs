@@ -268,6 +268,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "certificate_lifetime_seconds": 604800,
             "certificate_names": [],
             "admission_policy": "ANY",
+            "damaged_member_policy": "KEEP",
         })
     );
     assert_eq!(info["configuration_version"], 1);

@@ -63,7 +63,7 @@ async fn settings_are_shown_with_all_that_is_known_of_them() {
             "description": "Parent domain of the nodes' DNS names",
         })
     );
-    assert_eq!(all["settings"].as_object().map(|all| all.len()), Some(25));
+    assert_eq!(all["settings"].as_object().map(|all| all.len()), Some(26));
     let some = f.json(&[&GET[..], &["tpm_mode", LABELS]].concat()).await;
     assert_eq!(
         some["settings"],

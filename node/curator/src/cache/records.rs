@@ -445,6 +445,7 @@ mod tests {
             node: id(),
             wanted: Wanted::Join { member: None },
             attempts: 0,
+            replaces: None,
         };
         let ticket = state::encode_ticket(&Ticket::from_bytes([3; 32]));
         let status = state::encode_status(NodeStatus::default());

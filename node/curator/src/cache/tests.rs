@@ -112,6 +112,7 @@ fn what_is_not_about_nodes_is_found_until_it_is_gone() {
         node: id(3),
         wanted: Wanted::Join { member: Some(5) },
         attempts: 1,
+        replaces: None,
     };
     let stored = state::encode_ticket(&ticket).to_vec();
     let name = id(2).to_string().into_bytes();

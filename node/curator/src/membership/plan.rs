@@ -14,6 +14,14 @@
 //! | M | M, a learner whose time is over | remove M |
 //! | M | M, a voter | the join is complete |
 //!
+//! A join that replaces the damaged member D of its node goes the same way, except for its beginning:
+//!
+//! | in etcd | next step |
+//! |---|---|
+//! | D, and the node still reports that it is damaged | remove D, as in a leave |
+//! | D, and the node does not | the join is complete: nothing is to be replaced |
+//! | another member of the node, or none | as above |
+//!
 //! Steps of a leave: remove the member, if the remaining ones keep a quorum; when there is no
 //! member, remove the role and the intent. Members of etcd without a record are removed the same
 //! way.
@@ -42,6 +50,10 @@ pub(super) struct View {
     pub peer_timing_ready: bool,
     /// The leader's state about the learner; there is at most one.
     pub learner: Learner,
+    /// The cluster replaces damaged members by itself.
+    pub replaces_damaged: bool,
+    /// It has done so not long ago.
+    pub has_just_replaced: bool,
 }
 
 /// The part of a node's state that matters for membership.
@@ -55,6 +67,15 @@ pub(super) struct NodeView {
     pub alive: bool,
     /// The progress that its etcd has reported.
     pub progress: Option<Progress>,
+    /// The member ID, as in its role, of which it reports that its data are damaged.
+    pub damaged: Option<u64>,
+}
+
+impl NodeView {
+    /// Whether the node reports damage of the member that it has now.
+    fn is_damaged(&self) -> bool {
+        self.damaged.is_some() && self.damaged == self.role
+    }
 }
 
 /// The progress of a node's etcd, as the node reports it.
@@ -98,6 +119,8 @@ pub(super) enum Step {
     Clear(NodeId),
     /// Let another curator lead, which then removes this node.
     HandOver,
+    /// Write an intent that replaces the node's damaged member.
+    Replace(NodeId, MemberId),
 }
 
 /// Why a node cannot leave etcd.
@@ -150,12 +173,13 @@ impl View {
         self.intents.iter().find(|intent| intent.node == node)
     }
 
+    /// Whether the member counts for a quorum: its node is alive, and does not report that its etcd is off.
     fn is_alive(&self, member: &Member) -> bool {
         let node = member.node();
         node == Some(self.own)
             || node
                 .and_then(|node| self.nodes.get(&node))
-                .is_some_and(|n| n.alive)
+                .is_some_and(|n| n.alive && !n.is_damaged())
     }
 
     /// Checks that the voter on this node can be removed now without losing quorum.
@@ -201,6 +225,33 @@ impl View {
         }
     }
 
+    /// Whether this is the member of whose data its own node reports, in contact with the cluster, that they are
+    /// damaged. A report that was made of an earlier member of the node is none of this one.
+    fn is_damaged(&self, member: &Member) -> bool {
+        let node = member.node().filter(|node| *node != self.own);
+        let Some(node_view) = node.and_then(|node| self.nodes.get(&node)) else {
+            return false;
+        };
+        let is_its_role = node_view.role == Some(0) || node_view.role == Some(member.id.0);
+        node_view.up && node_view.alive && is_its_role && node_view.is_damaged()
+    }
+
+    /// Whether the member votes, and its etcd runs on a node that is alive.
+    fn serves(&self, member: &Member) -> bool {
+        let node_view = member.node().and_then(|node| self.nodes.get(&node));
+        let runs = |node_view: &NodeView| {
+            let progress = node_view.progress;
+            progress.is_some_and(|progress| progress.member == member.id && !progress.learner)
+        };
+        !member.learner && self.is_alive(member) && node_view.is_some_and(runs)
+    }
+
+    /// Whether the damaged member that this intent replaces is still there.
+    pub(super) fn is_replaced(&self, intent: &Intent) -> bool {
+        let member = self.member_of(intent.node);
+        member.is_some_and(|member| intent.replaces == Some(member.id.0))
+    }
+
     /// Whether this node has a voting member.
     pub(super) fn votes(&self, node: NodeId) -> bool {
         self.member_of(node).is_some_and(|m| !m.learner)
@@ -227,6 +278,7 @@ pub(super) fn plan(view: &View) -> Option<Step> {
                 .filter_map(|intent| step_of(view, intent).ok())
                 .next()
         })
+        .or_else(|| with_damage(view))
 }
 
 /// The next step for one intent, or the reason why it is waiting, for operators.
@@ -236,7 +288,7 @@ pub(super) fn step_of(view: &View, intent: &Intent) -> Result<Step, String> {
             None => Ok(Step::Clear(intent.node)),
             Some(member) => remove(view, intent.node, member),
         },
-        Wanted::Join { member } => join(view, intent.node, member.map(MemberId)),
+        Wanted::Join { member } => join(view, intent, member.map(MemberId)),
     }
 }
 
@@ -251,7 +303,8 @@ fn remove(view: &View, node: NodeId, member: &Member) -> Result<Step, String> {
     Ok(Step::Remove(node, member.id))
 }
 
-fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, String> {
+fn join(view: &View, intent: &Intent, recorded: Option<MemberId>) -> Result<Step, String> {
+    let node = intent.node;
     let member = view.member_of(node);
     let node_view = view.nodes.get(&node).filter(|node_view| node_view.up);
     let Some(node_view) = node_view else {
@@ -267,6 +320,13 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
             None => add(view, node),
         };
     };
+    if view.is_replaced(intent) {
+        return if view.replaces_damaged && view.is_damaged(member) {
+            remove(view, node, member)
+        } else {
+            Ok(Step::Complete(node))
+        };
+    }
     let known = node_view.role == Some(member.id.0);
     let founder = node_view.role == Some(0) && !member.learner;
     if recorded.is_some_and(|recorded| recorded != member.id) {
@@ -342,6 +402,23 @@ fn add(view: &View, node: NodeId) -> Result<Step, String> {
         return Err("etcd is restarting with the timing for several members".into());
     }
     Ok(Step::Add(node))
+}
+
+/// Replaces a damaged voter: one at a time, while no other node joins, and while those that serve are a quorum even if
+/// the damaged one is counted. So it is never one of the last two, because one alone cannot remove the other. With pauses
+/// in between, because a disk that damages data will do so again.
+fn with_damage(view: &View) -> Option<Step> {
+    let joins = |intent: &Intent| matches!(intent.wanted, Wanted::Join { .. });
+    let is_settled =
+        !view.intents.iter().any(joins) && view.members.iter().all(|member| !member.learner);
+    if !view.replaces_damaged || view.has_just_replaced || !is_settled {
+        return None;
+    }
+    let quorum = view.members.len() / 2 + 1;
+    let mut damaged = view.members.iter().filter(|m| view.is_damaged(m));
+    let damaged = damaged.find(|m| m.node().is_some_and(|id| view.intent_of(id).is_none()))?;
+    let serving = view.members.iter().filter(|m| view.serves(m)).count();
+    (serving >= quorum).then_some(Step::Replace(damaged.node()?, damaged.id))
 }
 
 /// Clears a role for which etcd has no member and no intent is pending.

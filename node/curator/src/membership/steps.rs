@@ -9,8 +9,10 @@ use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, MemberId, Record};
 use hearth_host::failpoint;
 use prost::Message as _;
+use tonic::Status;
 use zeroize::Zeroize as _;
 
+use super::departure;
 use super::plan::{Step, View};
 use super::view::ViewError;
 use crate::cache::Leadership;
@@ -40,6 +42,9 @@ pub(super) enum StepError {
     /// A record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// A member may not leave now.
+    #[error("{}", .0.message())]
+    Departure(Status),
     /// Another curator leads.
     #[error("this curator is not the leader any more")]
     Replaced,
@@ -106,6 +111,7 @@ pub(super) async fn take(
         Step::Requeue(node) => requeue(core, leadership, node).await?,
         Step::Clear(node) => clear(core, leadership, node).await?,
         Step::HandOver => hand_over(core, leadership).await?,
+        Step::Replace(node, member) => replace(core, leadership, node, member).await?,
         // Executed by the caller, which has to remember the index.
         Step::Mark(_) => {}
     }
@@ -212,7 +218,12 @@ async fn complete(core: &Core, leadership: &Leadership, node: NodeId) -> Result<
         ))
         .delete(record.key);
     write(core, "complete the join", led).await?;
-    tracing::info!(%node, "node joined etcd cluster");
+    match wanted.wanted {
+        Wanted::Join { member: None } if wanted.replaces.is_some() => {
+            tracing::info!(%node, "etcd member is not damaged any more: not replacing it");
+        }
+        _ => tracing::info!(%node, "node joined etcd cluster"),
+    }
     Ok(())
 }
 
@@ -241,6 +252,40 @@ async fn requeue(core: &Core, leadership: &Leadership, node: NodeId) -> Result<(
         attempts = queued.attempts,
         "etcd learner was not in sync in time; retrying after the other joins"
     );
+    Ok(())
+}
+
+/// Writes the intent to replace a damaged member. The next step removes the member, if it is still damaged then.
+async fn replace(
+    core: &Core,
+    leadership: &Leadership,
+    node: NodeId,
+    member: MemberId,
+) -> Result<(), StepError> {
+    let departure = departure::authorize(core, node).await;
+    let Some(departure) = departure.map_err(StepError::Departure)? else {
+        return Ok(());
+    };
+    let intent = Intent {
+        node,
+        wanted: Wanted::Join { member: None },
+        attempts: 0,
+        replaces: Some(member.0),
+    };
+    let lease = core.client.grant(core.timing.replacement).await?;
+    let key = state::intent_key(node);
+    let led = led(leadership)
+        .and(Condition::Absent(state::REPLACED.to_owned()))
+        .and(Condition::Absent(key.clone()))
+        .put(key, intent.encode())
+        .put_leased(state::REPLACED, node.to_string().into_bytes(), lease);
+    let written = write(core, "replace a damaged member", departure.add_to(led)).await;
+    if let Err(error) = written {
+        // Otherwise it would only expire.
+        let _ = core.client.revoke(lease).await;
+        return Err(error);
+    }
+    tracing::warn!(%node, %member, "the data of an etcd member are damaged: replacing it");
     Ok(())
 }
 

@@ -6,14 +6,18 @@
 //! was in etcd earlier, so if etcd does not have it, it has been removed, and is not about to be
 //! added.
 
+use std::collections::BTreeMap;
+
 use hearth_api::identity::NodeId;
-use hearth_api::v1::{Node, NodeHealth, NodeState};
+use hearth_api::v1::{DamagedMemberPolicy, Node, NodeHealth, NodeState};
 use hearth_cluster::state::{self, Intent, RecordError};
 use hearth_consensus::{ConsensusError, MemberId};
+use tonic::Status;
 
 use super::plan::{Learner, NodeView, Progress, View};
 use crate::core::Core;
 use crate::reads::Stale;
+use crate::status::unavailable;
 
 /// Why the state cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -29,14 +33,34 @@ pub(super) enum ViewError {
     Record(#[from] RecordError),
 }
 
+/// Reads the current state for a service.
+pub(super) async fn look(core: &Core) -> Result<View, Status> {
+    take(core, Learner::default())
+        .await
+        .map_err(|error| match error {
+            ViewError::Stale(stale) => stale.into(),
+            ViewError::Consensus(error) => unavailable(&error),
+            ViewError::Record(error) => Status::failed_precondition(error.to_string()),
+        })
+}
+
 /// Reads the current state.
 pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
     let intents = intents(core).await?;
     core.reads.linearizable().await?;
     let nodes = core.cache.nodes(|_| true);
+    let nodes: BTreeMap<_, _> = nodes.iter().filter_map(node_view).collect();
+    let replaces_damaged = core.cache.cluster().is_some_and(|cluster| {
+        let policy = cluster.content.configuration.damaged_member_policy();
+        policy == DamagedMemberPolicy::Replace
+    });
+    // Read only if it matters.
+    let asks = replaces_damaged && nodes.values().any(|node| node.damaged.is_some());
     Ok(View {
         own: core.node_id,
-        nodes: nodes.iter().filter_map(node_view).collect(),
+        replaces_damaged,
+        has_just_replaced: asks && core.client.get(state::REPLACED).await?.is_some(),
+        nodes,
         unreadable: core.cache.unreadable_nodes(),
         intents,
         members: core.members.list().await?,
@@ -71,6 +95,7 @@ fn node_view(node: &Node) -> Option<(NodeId, NodeView)> {
             up: node.state() == NodeState::Up,
             role: member.map(|member| member.member_id),
             alive: node.health() == NodeHealth::Healthy,
+            damaged: node.status.as_ref().and_then(|s| s.damaged_member_id),
             progress: progress.map(|progress| Progress {
                 member: MemberId(progress.member_id),
                 learner: progress.learner,

@@ -28,6 +28,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::enrolment::Enrolment;
 use super::networking;
+use super::report::{keep_starts, same};
 use super::request::{check_boot_id, parse_node_id};
 use crate::budget::Slot;
 use crate::core::Core;
@@ -265,11 +266,13 @@ impl Service {
     /// for it. But if nothing is written, or the node does not exist, the answer depends on the
     /// cache alone, so it is brought up to date first. Otherwise a status that was stored in
     /// between, here or at another curator, would remain.
-    async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
+    async fn store_status(&self, node: NodeId, mut status: NodeStatus) -> Result<(), Status> {
         let report = self.core.budgets.report(node);
         let mut read = false;
         let mut permitted = false;
         for _ in 0..WRITE_ATTEMPTS {
+            let known = self.core.cache.status(node);
+            keep_starts(known.and_then(|known| known.etcd_starts), &mut status);
             let known = self.core.cache.reported(node, |known| same(known, &status));
             let write = match known {
                 Some((revision, false)) => {
@@ -307,35 +310,6 @@ impl Service {
             "the node's record keeps changing: send the status again",
         ))
     }
-}
-
-/// Whether two statuses are equal, apart from the time at which they were sent.
-fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
-    let NodeStatus {
-        external_address,
-        curator_port,
-        version,
-        boot_id,
-        sent_at: _,
-        cluster_state,
-        consensus,
-        address_counter,
-        conditions,
-        recorded_settings,
-        time,
-        second_address,
-    } = known;
-    *external_address == new.external_address
-        && *curator_port == new.curator_port
-        && *version == new.version
-        && *boot_id == new.boot_id
-        && *cluster_state == new.cluster_state
-        && *consensus == new.consensus
-        && *address_counter == new.address_counter
-        && *conditions == new.conditions
-        && *recorded_settings == new.recorded_settings
-        && *time == new.time
-        && *second_address == new.second_address
 }
 
 /// Whether other nodes may be told to send packets to this address, as one of a node that has called
@@ -536,6 +510,8 @@ mod tests {
             recorded_settings: None,
             time: None,
             second_address: String::new(),
+            damaged_member_id: None,
+            etcd_starts: None,
         }
     }
 
@@ -793,6 +769,8 @@ mod tests {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
                 consensus: None, address_counter: 0, conditions: Vec::new(),
                 recorded_settings: None, time: None, second_address: String::new(),
+            damaged_member_id: None,
+            etcd_starts: None,
             }, REMOTE);
         }
     }

@@ -8,11 +8,12 @@ use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::curator_local_server::CuratorLocal;
 use hearth_api::v1::{
     GetCaCertificateRequest, GetCaCertificateResponse, GetCurrentLeaderRequest,
-    GetCurrentLeaderResponse,
+    GetCurrentLeaderResponse, GetMemberStartsRequest, GetMemberStartsResponse,
 };
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
+use super::request::parse_node_id;
 use crate::cache::Leader;
 use crate::core::Core;
 
@@ -62,6 +63,17 @@ impl CuratorLocal for Service {
             })
         });
         Ok(Response::new(stream.boxed()))
+    }
+
+    async fn get_member_starts(
+        &self,
+        request: Request<GetMemberStartsRequest>,
+    ) -> Result<Response<GetMemberStartsResponse>, Status> {
+        let node = parse_node_id(&request.get_ref().node_id)?;
+        // What is known only grows, so what a curator without a quorum knows is true, too.
+        let status = self.core.cache.status(node);
+        let starts = status.and_then(|status| status.etcd_starts);
+        Ok(Response::new(GetMemberStartsResponse { starts }))
     }
 
     async fn get_ca_certificate(

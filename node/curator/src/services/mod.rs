@@ -11,6 +11,7 @@ mod local;
 mod management;
 mod networking;
 mod node_commands;
+mod report;
 mod request;
 mod secrets_keys;
 mod watch;

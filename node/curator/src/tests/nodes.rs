@@ -42,6 +42,8 @@ fn status(address: &str) -> NodeStatus {
         recorded_settings: None,
         time: None,
         second_address: String::new(),
+        damaged_member_id: None,
+        etcd_starts: None,
     }
 }
 

@@ -209,6 +209,7 @@ fn scripted(founding: &Founding, cluster: &TestCluster, curator: &TestCurator) -
         handed_over: MemberData {
             own: hearth_api::testing::own(&credentials),
             directory: ClusterDirectory::default(),
+            uses_tpm: false,
         },
         sealed: Arc::new(SealedStore::new(&machine.root.esp, None)),
         machine,

@@ -122,6 +122,7 @@ fn full_founding() -> Founding {
                 certificate_lifetime_seconds: 0,
                 certificate_names: Vec::new(),
                 admission_policy: 0,
+                damaged_member_policy: 0,
             },
             labels: labels(),
             ..founding().seed

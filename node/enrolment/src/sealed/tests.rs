@@ -299,6 +299,7 @@ fn what_a_founding_was_asked_for_is_kept() {
                 certificate_lifetime_seconds: 0,
                 certificate_names: Vec::new(),
                 admission_policy: 0,
+                damaged_member_policy: 0,
             },
             owner: SigningKey::from_seed([9; 32]).public(),
             manifests: vec![manifest.unwrap()],

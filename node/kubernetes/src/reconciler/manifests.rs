@@ -51,7 +51,7 @@ impl ManifestsStatus {
             r#type: conditions::KUBERNETES_MANIFESTS.to_owned(),
             met: false,
             reason: "NotApplied".to_owned(),
-            message: crate::printable(&message),
+            message: hearth_api::names::conditions::printable(&message),
         })
     }
 }

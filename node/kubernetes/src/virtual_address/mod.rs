@@ -104,7 +104,7 @@ impl AddressStatus {
             r#type: conditions::KUBERNETES_API_ADDRESS.to_owned(),
             met,
             reason: reason.to_owned(),
-            message: crate::printable(&message),
+            message: hearth_api::names::conditions::printable(&message),
         })
     }
 }

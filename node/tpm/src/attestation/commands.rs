@@ -4,6 +4,8 @@ use super::{AttestationKey, EndorsementKey, Quote};
 use crate::attestation::{Asked, QUOTED};
 use crate::channel::{Authorization, Channel, Command, Error};
 use crate::code::ResponseCode;
+#[cfg(any(test, feature = "testing"))]
+use crate::commands::OWNER;
 use crate::commands::{ENDORSEMENT, NULL, NULL_HANDLE, Primary, Template, read};
 use crate::pcr::{Digest, SHA256};
 use crate::session::nonce;
@@ -136,7 +138,6 @@ impl Channel {
 
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn store_certificate(&mut self, certificate: &[u8]) -> Result<(), Error> {
-        const OWNER: u32 = 0x4000_0001;
         // Written by the owner; read by whoever knows its empty authorization value, which is not guessed (noDA).
         const ATTRIBUTES: u32 = 1 << 1 | 1 << 18 | 1 << 25;
         let size = u16::try_from(certificate.len()).unwrap_or(u16::MAX);

@@ -1,4 +1,5 @@
 use hearth_consensus::fenced::WriteError;
+use hearth_consensus::testing::compact;
 
 use super::*;
 
@@ -86,6 +87,146 @@ async fn a_member_with_a_damaged_log_is_replaced() {
     cluster.becomes(&[0, 1]).await;
     cluster.set_member(2, true).await.unwrap();
     cluster.becomes(&[0, 1, 2]).await;
+    cluster.end().await;
+}
+
+/// The founder, whose role names no member; then the next one, though not at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_may_replaces_a_damaged_member_by_itself() {
+    let mut cluster = Cluster::new(3, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    let founder = cluster.member(0).await.unwrap();
+    let next = cluster.member(1).await.unwrap();
+    cluster.stop(0).await;
+    cluster.nodes[0].site.damage_log();
+    cluster.boot(0);
+    let damaged = cluster.nodes[0].boot.as_ref().unwrap();
+    damaged.control.fails("etcd's log is damaged").await;
+    // It is left as it is, unless the cluster is told otherwise.
+    let reported = async {
+        while cluster.records().await[0].status.is_none() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    within_timeout("a report", reported).await;
+    assert_eq!(cluster.member(0).await, Some(founder));
+    cluster.replaces_damaged_members().await;
+    cluster.replaces(0, founder).await;
+    cluster.becomes(&[0, 1, 2]).await;
+
+    cluster.stop(1).await;
+    cluster.nodes[1].site.damage_log();
+    cluster.boot(1);
+    let replaced = cluster.etcd(2).get(state::REPLACED).await.unwrap();
+    assert_eq!(cluster.member(1).await, Some(next));
+    assert!(replaced.is_some(), "the pause is over");
+    cluster.replaces(1, next).await;
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster.end().await;
+}
+
+/// A value that differs on one of three: nothing notices it at the start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_whose_values_differ_leaves_the_others_in_peace() {
+    const VALUE: &[u8] = b"what the store has to keep";
+    let mut cluster = Cluster::new(3, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    let put = |value: &[u8]| {
+        Write::when(Condition::Absent("nothing".into())).put("status/x", value.into())
+    };
+    cluster.etcd(0).write(put(VALUE)).await.unwrap();
+    let there = async {
+        while cluster.etcd(2).get("status/x").await.unwrap().is_none() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    within_timeout("the value", there).await;
+    let damaged = cluster.member(2).await.unwrap();
+    cluster.stop(2).await;
+    cluster.nodes[2]
+        .site
+        .change_value(VALUE, b"what the disk has made of ");
+    cluster.boot(2);
+    let read = async {
+        loop {
+            match cluster.etcd(2).get("status/x").await {
+                Ok(Some(found)) => return found.value,
+                _ => tokio::time::sleep(LOOK).await,
+            }
+        }
+    };
+    assert_ne!(within_timeout("the value", read).await, VALUE);
+
+    let store = cluster.nodes[0].site.store();
+    let revision = store.members().status().await.unwrap().revision;
+    compact(&store, revision).await;
+    let control = &cluster.nodes[2].boot.as_ref().unwrap().control;
+    control
+        .fails("values in etcd's database are damaged: ")
+        .await;
+    // The others accept writes again, and operators can act.
+    within_timeout("a write", async {
+        while cluster.etcd(0).write(put(b"1")).await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    // It stays off, until it is replaced.
+    cluster.stop(2).await;
+    cluster.boot(2);
+    let control = &cluster.nodes[2].boot.as_ref().unwrap().control;
+    control
+        .fails("values in etcd's database are damaged: ")
+        .await;
+    assert_eq!(cluster.member(2).await, Some(damaged));
+    cluster.replaces_damaged_members().await;
+    cluster.replaces(2, damaged).await;
+    cluster.becomes(&[0, 1, 2]).await;
+    let found = cluster.etcd(2).get("status/x").await.unwrap().unwrap();
+    assert_eq!(found.value, b"1");
+    cluster.end().await;
+}
+
+/// A value that differs between two: both go on, and both say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_majority_agrees_about_a_value_writes_go_on() {
+    const VALUE: &[u8] = b"what the store has to keep";
+    let mut cluster = Cluster::new(2, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    let put = |value: &[u8]| {
+        Write::when(Condition::Absent("nothing".into())).put("status/x", value.into())
+    };
+    cluster.etcd(0).write(put(VALUE)).await.unwrap();
+    let there = async {
+        while cluster.etcd(1).get("status/x").await.unwrap().is_none() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    within_timeout("the value", there).await;
+    cluster.stop(1).await;
+    let site = &cluster.nodes[1].site;
+    site.change_value(VALUE, b"what the disk has made of ");
+    cluster.boot(1);
+    cluster.becomes(&[0, 1]).await;
+    let store = cluster.nodes[0].site.store();
+    let revision = store.members().status().await.unwrap().revision;
+    compact(&store, revision).await;
+    for number in 0..2 {
+        let control = &cluster.nodes[number].boot.as_ref().unwrap().control;
+        let why = "etcd's members have different data, and no majority agrees";
+        control.says(Severity::Error, why).await;
+    }
+    within_timeout("a write", async {
+        while cluster.etcd(0).write(put(b"1")).await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
     cluster.end().await;
 }
 

@@ -5,6 +5,7 @@ mod faults;
 mod history;
 mod joining;
 mod peers;
+mod starts;
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -24,9 +25,11 @@ use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
-    ClusterDirectory, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse,
-    GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode, NodeHealth, NodeSelector,
-    NodeState, NodeStatus, UpdateNodeRolesRequest, UpdateNodeStatusRequest, node_selector,
+    ClusterConfiguration, ClusterDirectory, ClusterState, ConfigureClusterRequest,
+    DamagedMemberPolicy, GetClusterInfoRequest, GetConsensusStatusRequest,
+    GetConsensusStatusResponse, GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode,
+    NodeHealth, NodeSelector, NodeState, NodeStatus, UpdateNodeRolesRequest,
+    UpdateNodeStatusRequest, cluster_directory, node_selector,
 };
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};
@@ -42,6 +45,7 @@ use hearth_host::boot_record::boot_id;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
 use hearth_host::pki::{Authority, Holder};
+use hearth_host::prover::Prover;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message as _;
@@ -72,6 +76,7 @@ fn quick() -> Timing {
         heartbeat_bound: Duration::from_secs(3),
         session: Some(Duration::from_secs(3)),
         grace: Duration::from_secs(5),
+        replacement: Duration::from_secs(20),
         ..Timing::default()
     }
 }
@@ -94,6 +99,8 @@ struct Node {
     clock: Arc<Ahead>,
     credentials: Option<Arc<NodeCredentials>>,
     boot: Option<Boot>,
+    /// Its TPM, if it uses one.
+    tpm: Option<Arc<Prover>>,
 }
 
 impl Node {
@@ -154,6 +161,7 @@ impl Cluster {
                 clock: Ahead::by(0),
                 credentials: None,
                 boot: None,
+                tpm: None,
             });
             listeners.push(listener);
         }
@@ -212,6 +220,13 @@ impl Cluster {
     fn boot(&mut self, number: usize) {
         let endpoints = self.endpoints();
         let timing = self.timing;
+        let nodes = self.nodes.iter().map(|node| cluster_directory::Node {
+            id: node.id().to_string(),
+            ..Default::default()
+        });
+        let directory = ClusterDirectory {
+            nodes: nodes.collect(),
+        };
         let node = &mut self.nodes[number];
         let credentials = node.credentials.clone().unwrap();
         let own = OwnCertificate::new(&credentials, node.clock.clone()).unwrap();
@@ -220,7 +235,8 @@ impl Cluster {
         let connection = CuratorConnection::new(node.id(), curators);
         let member = MemberData {
             own,
-            directory: ClusterDirectory::default(),
+            directory,
+            uses_tpm: node.tpm.is_some(),
         };
         let (control_plane_writer, control_plane) = event::value();
         let (roles_writer, local_roles) = event::value();
@@ -249,12 +265,16 @@ impl Cluster {
             curator: node.curator,
             etcd: self.network.etcd(),
             etcd_quota: node.site.quota_bytes,
+            etcd_hash_check: Duration::from_secs(1),
             timing,
             peer_proxy: Some(node.proxy),
             local_roles,
             time: event::value().1,
             view: event::value().1,
             connection: connections.clone(),
+            // Others answer, even on a busy machine.
+            ask_bound: Duration::from_secs(10),
+            prover: node.tpm.clone(),
             control_plane: control_plane_writer,
             consensus: event::value().0,
         });
@@ -352,6 +372,47 @@ impl Cluster {
         let id = self.nodes[number].id().to_string();
         NodeSelector {
             node: Some(node_selector::Node::NodeId(id)),
+        }
+    }
+
+    /// Has the cluster replace damaged members by itself.
+    async fn replaces_damaged_members(&self) {
+        let mut client = ManagementClient::new(self.channel(self.endpoints()));
+        let info = client.get_cluster_info(GetClusterInfoRequest {});
+        let info = within_timeout("the settings", info).await.unwrap();
+        let request = ConfigureClusterRequest {
+            version: info.get_ref().configuration_version,
+            configuration: Some(ClusterConfiguration {
+                damaged_member_policy: DamagedMemberPolicy::Replace.into(),
+                ..ClusterConfiguration::default()
+            }),
+            field_mask: vec!["damaged_member_policy".into()],
+        };
+        let changed = client.configure_cluster(request);
+        within_timeout("ConfigureCluster", changed).await.unwrap();
+    }
+
+    /// The ID of the member on a node.
+    async fn member(&self, number: usize) -> Option<u64> {
+        let id = self.nodes[number].id().to_string();
+        let members = self.status().await.members;
+        let member = members.iter().find(|member| member.node_id == id);
+        member.map(|member| member.member_id)
+    }
+
+    /// Waits until the member on a node is another one than this.
+    async fn replaces(&self, number: usize, former: u64) {
+        let replaced = async {
+            while self.member(number).await.is_none_or(|id| id == former) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if timeout(BOUND, replaced).await.is_err() {
+            self.print_logs();
+            panic!(
+                "the member on node {number} is not replaced: {:#?}",
+                self.status().await
+            );
         }
     }
 
@@ -559,6 +620,8 @@ async fn report(connection: CuratorConnection, control_plane: Value<LocalControl
                 boot_id: boot_id.clone(),
                 cluster_state: ClusterState::Home.into(),
                 consensus: now.progress,
+                damaged_member_id: now.data.and_then(|data| data.damaged_member),
+                etcd_starts: now.starts,
                 ..Default::default()
             }),
         };

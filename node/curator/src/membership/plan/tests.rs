@@ -25,6 +25,7 @@ fn up(role: Option<u64>) -> NodeView {
         role,
         alive: true,
         progress: None,
+        damaged: None,
     }
 }
 
@@ -47,6 +48,8 @@ fn voters(count: u8) -> View {
         intents: Vec::new(),
         peer_timing_ready: true,
         learner: Learner::default(),
+        replaces_damaged: false,
+        has_just_replaced: false,
     }
 }
 
@@ -55,6 +58,7 @@ fn wants(number: u8, wanted: Wanted) -> Intent {
         node: node(number),
         wanted,
         attempts: 0,
+        replaces: None,
     }
 }
 
@@ -209,6 +213,111 @@ fn what_no_record_stands_for_is_removed() {
     assert_eq!(plan(&view), None);
 }
 
+/// Three voters that run, of which the last one reports damage.
+fn damaged() -> View {
+    let mut view = voters(3);
+    view.replaces_damaged = true;
+    run(&mut view);
+    let node_view = view.nodes.get_mut(&node(2)).unwrap();
+    node_view.progress = None;
+    node_view.damaged = node_view.role;
+    view
+}
+
+/// Every voter reports that its etcd runs.
+fn run(view: &mut View) {
+    for member in &view.members {
+        let node_view = view.nodes.get_mut(&member.node().unwrap()).unwrap();
+        node_view.progress = Some(Progress {
+            member: member.id,
+            learner: false,
+            applied: 0,
+        });
+    }
+}
+
+#[test]
+fn a_damaged_member_is_replaced_where_the_cluster_may() {
+    let replace = Some(Step::Replace(node(2), MemberId(102)));
+    assert_eq!(plan(&damaged()), replace);
+    let cannot = |what: &str, change: fn(&mut View)| {
+        let mut view = damaged();
+        change(&mut view);
+        assert_eq!(plan(&view), None, "{what}");
+    };
+    cannot("the setting", |view| view.replaces_damaged = false);
+    cannot("another one was replaced", |view| {
+        view.has_just_replaced = true
+    });
+    cannot("the report is of another member", |view| {
+        view.nodes.get_mut(&node(2)).unwrap().damaged = Some(7);
+    });
+    cannot("the report is of a node that was the founder", |view| {
+        view.nodes.get_mut(&node(2)).unwrap().damaged = Some(0);
+    });
+    cannot("its node is not in contact", |view| {
+        view.nodes.get_mut(&node(2)).unwrap().alive = false;
+    });
+    cannot("another one is not alive", |view| {
+        view.nodes.get_mut(&node(1)).unwrap().alive = false;
+    });
+    cannot("the etcd of another one does not run", |view| {
+        view.nodes.get_mut(&node(1)).unwrap().progress = None;
+    });
+    cannot("a change is pending", |view| {
+        view.nodes.insert(node(3), up(None));
+        view.intents = vec![wants(3, JOIN)];
+        view.peer_timing_ready = false;
+    });
+    cannot("one of two", |view| {
+        view.members.remove(1);
+        view.nodes.remove(&node(1));
+    });
+
+    // The founder, whose role names no member.
+    let mut view = damaged();
+    view.own = node(1);
+    let founder = view.nodes.get_mut(&node(0)).unwrap();
+    founder.damaged = Some(0);
+    founder.progress = None;
+    let repaired = view.nodes.get_mut(&node(2)).unwrap();
+    repaired.damaged = None;
+    run(&mut view);
+    assert_eq!(plan(&view), Some(Step::Replace(node(0), MemberId(100))));
+}
+
+#[test]
+fn a_replacement_begins_with_a_removal_and_goes_on_as_a_join() {
+    let mut view = damaged();
+    view.intents = vec![Intent {
+        replaces: Some(102),
+        ..wants(2, JOIN)
+    }];
+    assert_eq!(plan(&view), Some(Step::Remove(node(2), MemberId(102))));
+    for change in [
+        (|view| view.replaces_damaged = false) as fn(&mut View),
+        |view| view.nodes.get_mut(&node(2)).unwrap().damaged = None,
+    ] {
+        let mut view = view.clone();
+        change(&mut view);
+        assert_eq!(plan(&view), Some(Step::Complete(node(2))));
+    }
+    let mut few = view.clone();
+    few.nodes.get_mut(&node(1)).unwrap().alive = false;
+    assert_eq!(plan(&few), None);
+    view.members.pop();
+    assert_eq!(plan(&view), Some(Step::Add(node(2))));
+    view.members.push(member(2, 103, true));
+    let id = MemberId(103);
+    assert_eq!(plan(&view), Some(Step::Record(node(2), id)));
+    view.intents[0].wanted = Wanted::Join { member: Some(103) };
+    view.nodes.get_mut(&node(2)).unwrap().role = Some(103);
+    // What it has reported of its former member is of no interest.
+    assert_eq!(plan(&view), None);
+    view.members[2].learner = false;
+    assert_eq!(plan(&view), Some(Step::Complete(node(2))));
+}
+
 /// The state of the model.
 #[derive(Clone, Debug)]
 struct World {
@@ -238,6 +347,8 @@ enum Event {
     Alive(u8, bool),
     /// A node's etcd stops starting, or starts again.
     Starts(u8, bool),
+    /// The data of a node's member are damaged, or found to be good after all.
+    Damaged(u8, bool),
     /// Another curator becomes leader.
     Leader(u8),
     /// The learner's time limit comes closer.
@@ -254,6 +365,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any_node.clone().prop_map(Event::Delete),
         2 => (any_node.clone(), any::<bool>()).prop_map(|(n, b)| Event::Alive(n, b)),
         1 => (any_node.clone(), any::<bool>()).prop_map(|(n, b)| Event::Starts(n, b)),
+        2 => (any_node.clone(), any::<bool>()).prop_map(|(n, b)| Event::Damaged(n, b)),
         2 => any_node.prop_map(Event::Leader),
         1 => Just(Event::Time),
     ]
@@ -265,6 +377,7 @@ impl World {
         for n in 1..5 {
             view.nodes.insert(node(n), up(None));
         }
+        view.replaces_damaged = true;
         Self {
             view,
             next_member: 200,
@@ -280,7 +393,8 @@ impl World {
     }
 
     fn alive(&self, id: NodeId) -> bool {
-        self.view.nodes.get(&id).is_none_or(|n| n.alive)
+        let node_view = self.view.nodes.get(&id);
+        node_view.is_none_or(|n| n.alive && !n.is_damaged())
     }
 
     fn has_quorum(&self) -> bool {
@@ -318,6 +432,14 @@ impl World {
                     self.starts.insert(node(*n));
                 } else {
                     self.starts.remove(&node(*n));
+                }
+            }
+            Event::Damaged(n, damaged) => {
+                if let Some(node_view) = self.view.nodes.get_mut(&node(*n)) {
+                    node_view.damaged = node_view.role.filter(|_| *damaged);
+                    if *damaged {
+                        node_view.progress = None;
+                    }
                 }
             }
             Event::Leader(n) => self.elect(node(*n)),
@@ -364,7 +486,13 @@ impl World {
             let Some(node_view) = self.view.nodes.get_mut(&id) else {
                 continue;
             };
-            if node_view.alive && self.starts.contains(&id) && node_view.role == Some(member.id.0) {
+            // Data that it wipes are not damaged any more.
+            node_view.damaged = node_view
+                .damaged
+                .filter(|_| node_view.damaged == node_view.role);
+            let founder = node_view.role == Some(0) && !member.learner;
+            let starts = node_view.damaged.is_none() && self.starts.contains(&id);
+            if node_view.alive && starts && (founder || node_view.role == Some(member.id.0)) {
                 member.name = id.to_string();
                 node_view.progress = Some(Progress {
                     member: member.id,
@@ -433,7 +561,27 @@ impl World {
                 }
             }
             // These steps change only records, in one atomic transaction.
-            Step::Record(..) | Step::Complete(_) | Step::Requeue(_) | Step::Clear(_) if !whole => {}
+            Step::Record(..)
+            | Step::Complete(_)
+            | Step::Requeue(_)
+            | Step::Clear(_)
+            | Step::Replace(..)
+                if !whole => {}
+            Step::Replace(id, member) => {
+                let damaged = self.node_view(id).damaged;
+                assert!(damaged.is_some(), "what is not damaged stays");
+                assert!(damaged == self.node_view(id).role, "nor a later member");
+                let joins = |i: &Intent| matches!(i.wanted, Wanted::Join { .. });
+                assert!(!self.view.intents.iter().any(joins), "one at a time");
+                if self.view.may_leave_after_all(id).is_ok() {
+                    self.view.intents.push(Intent {
+                        node: id,
+                        wanted: JOIN,
+                        attempts: 0,
+                        replaces: Some(member.0),
+                    });
+                }
+            }
             Step::Record(id, member) => {
                 self.intent(id).wanted = Wanted::Join {
                     member: Some(member.0),
@@ -487,6 +635,11 @@ proptest! {
         world.starts = (0..5).map(node).collect();
         prop_assume!(world.has_quorum());
         for _ in 0..200 {
+            // A learner does not come to be in sync without its etcd.
+            let mut learners = world.view.members.iter().filter(|m| m.learner);
+            if learners.any(|m| world.view.is_damaged(m)) {
+                (0..7).for_each(|_| world.apply(&Event::Time));
+            }
             world.apply(&Event::Nodes);
             world.apply(&Event::Lead { whole: true });
         }

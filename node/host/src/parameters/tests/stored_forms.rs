@@ -46,6 +46,7 @@ fn the_stored_form_stays() {
             certificate_lifetime_seconds: 0,
             certificate_names: Vec::new(),
             admission_policy: 0,
+            damaged_member_policy: 0,
         }),
         initial_roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),
