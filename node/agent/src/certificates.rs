@@ -23,6 +23,7 @@ use hearth_host::handover::MemberData;
 use hearth_host::layout::KeyFiles;
 use hearth_host::prover::Prover;
 use tokio::time::{sleep, timeout};
+use tonic::Code;
 
 use crate::connection::{CuratorConnection, for_each_connection, refused};
 
@@ -84,8 +85,11 @@ async fn proof(
     let ask = |request| {
         let mut curator = curator.clone();
         async move {
-            let challenge = timeout(BOUND, curator.get_challenge(request)).await?;
-            Ok(challenge.map_err(refused)?.into_inner())
+            match timeout(BOUND, curator.get_challenge(request)).await? {
+                Ok(challenge) => Ok(Some(challenge.into_inner())),
+                Err(status) if status.code() == Code::Unimplemented => Ok(None),
+                Err(status) => Err(refused(status)),
+            }
         }
     };
     prover.proof(key, ask).await

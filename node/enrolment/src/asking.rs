@@ -25,8 +25,8 @@ use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
     BootProof, ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse,
-    GetChallengeRequest, GetChallengeResponse, JoinNodeRequest, NodeState, RegisterNodeRequest,
-    RegisterNodeResponse, StorageSecurity, TpmUsage, join_node_response,
+    GetChallengeRequest, JoinNodeRequest, NodeState, RegisterNodeRequest, RegisterNodeResponse,
+    StorageSecurity, TpmUsage, join_node_response,
 };
 use hearth_api::{chain, ownership, pushback};
 use hearth_host::directory;
@@ -286,13 +286,9 @@ impl CuratorCaller {
         let ask = |request: GetChallengeRequest| {
             let mut client = client.clone();
             async move {
-                let is_first = request == GetChallengeRequest::default();
                 match client.get_challenge(request).await {
-                    Ok(asked) => Ok(asked.into_inner()),
-                    // A curator of a release that asks for nothing.
-                    Err(status) if is_first && status.code() == Code::Unimplemented => {
-                        Ok(GetChallengeResponse::default())
-                    }
+                    Ok(asked) => Ok(Some(asked.into_inner())),
+                    Err(status) if status.code() == Code::Unimplemented => Ok(None),
                     Err(status) => Err(AskError::status(CALL)(status)),
                 }
             }

@@ -99,7 +99,7 @@ impl Prover {
     }
 
     /// The proof for the next call to the curator whose GetChallenge `ask` calls, which has the key `caller`; `None` if
-    /// the cluster asks for none.
+    /// the cluster asks for none. `ask` returns `None` if the curator, of an earlier release, does not know the call.
     ///
     /// # Errors
     /// Those of `ask`; if the TPM refuses, or the log cannot be read.
@@ -109,14 +109,17 @@ impl Prover {
         ask: impl Fn(GetChallengeRequest) -> F,
     ) -> Result<Option<BootProof>, E>
     where
-        F: Future<Output = Result<GetChallengeResponse, E>>,
+        F: Future<Output = Result<Option<GetChallengeResponse>, E>>,
     {
         // First whether it asks at all: a TPM takes a second to tell its keys.
-        if !ask(GetChallengeRequest::default()).await?.required {
+        let first = ask(GetChallengeRequest::default()).await?;
+        if !first.is_some_and(|challenge| challenge.required) {
             return Ok(None);
         }
-        let challenge = ask(self.keys().await?).await?;
-        Ok(self.answer(challenge, caller).await?)
+        match ask(self.keys().await?).await? {
+            Some(challenge) => Ok(self.answer(challenge, caller).await?),
+            None => Ok(None),
+        }
     }
 
     /// The answer to a challenge, for a call to the same curator with the key `caller`; `None` if nothing is asked.
