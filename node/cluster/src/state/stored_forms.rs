@@ -5,7 +5,7 @@ use hearth_api::ownership::Replacement;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{
     ClusterState, ConsensusProgress, KubernetesConfiguration, NodeCondition, RecordedSettings,
-    StorageSecurityPolicy, TpmMode, node_roles,
+    StorageSecurity, StorageSecurityPolicy, StorageStatus, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 use hearth_tpm::attestation::EndorsementKey;
@@ -238,6 +238,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         recorded_settings: None,
         time: None,
         second_address: String::new(),
+        storage: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(
@@ -265,6 +266,18 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         "etcd-status-second-address.pb",
         encode_status(status.clone())
     );
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        storage: Some(StorageStatus {
+            security: StorageSecurity::Encrypted.into(),
+            cipher: "capi:xts(aes)-plain64".into(),
+        }),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-storage.pb", encode_status(status.clone()));
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

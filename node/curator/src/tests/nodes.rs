@@ -42,6 +42,7 @@ fn status(address: &str) -> NodeStatus {
         recorded_settings: None,
         time: None,
         second_address: String::new(),
+        storage: None,
     }
 }
 
