@@ -326,6 +326,22 @@ impl Running {
         found.context("no report")
     }
 
+    /// Waits until at least this share of what it wipes is wiped; returns the first report of that. Both in percent.
+    ///
+    /// # Errors
+    /// If it does not get there.
+    pub async fn wiped(&self, least: u64) -> anyhow::Result<u64> {
+        let wanted = format!("{least} % wiped");
+        self.reported(&wanted, bounds::HOME, |report| match report {
+            Report::Wiping(progress) => {
+                let percent = progress.split(' ').next()?.parse().ok()?;
+                (percent >= least).then_some(percent)
+            }
+            _ => None,
+        })
+        .await
+    }
+
     /// Waits until it stops at the failpoint.
     ///
     /// # Errors

@@ -14,12 +14,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::identity::PublicKey;
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
-use hearth_api::v1::{self, NodeCondition, NodeStatus, RecordedSettings, UpdateNodeStatusRequest};
+use hearth_api::v1::{
+    self, NodeCondition, NodeStatus, RecordedSettings, StorageStatus, UpdateNodeStatusRequest,
+};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::handover::TimeStatus;
+use hearth_host::storage::InUse;
 
 use tokio::time::Instant;
 
@@ -54,6 +57,8 @@ pub struct Worker {
     pub recorded: Value<UnlockSettings>,
     /// Read: the state of the clock; reported once it is known.
     pub time: Value<TimeStatus>,
+    /// Read: how the data partition is encrypted.
+    pub storage: Value<InUse>,
 }
 
 /// The address that may be reported.
@@ -119,6 +124,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     } = control_planes.next().await?;
     let mut state = states.next().await?;
     let mut recorded = recordings.next().await?;
+    // A member's data partition is mounted, once in a boot.
+    let storage = worker.storage.watch().next().await?;
     let health = Health::of(ctx);
     let mut reported = None;
     loop {
@@ -143,6 +150,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 .unwrap_or_default(),
             damaged_member_id: data.as_ref().and_then(|data| data.damaged_member),
             etcd_starts: starts,
+            storage: Some(StorageStatus::from(&storage)),
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
         // curators reject it.

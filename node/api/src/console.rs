@@ -62,6 +62,8 @@ pub enum Report {
     Waiting(String),
     /// `hearth: refused …`: enrolment has stopped, and why.
     Refused(String),
+    /// `hearth: wiping 35 % of 512 MiB, about 20 s left`: how far the data partition is wiped.
+    Wiping(String),
     /// `hearth: extension NAME mounted`, or `hearth: extension NAME refused: …` with the reason;
     /// one for each extension of the image.
     Extension(String, Option<String>),
@@ -85,6 +87,7 @@ impl fmt::Display for Report {
             Self::State(state) => write!(f, "hearth: state {state}"),
             Self::Waiting(why) => write!(f, "hearth: waiting for {why}"),
             Self::Refused(why) => write!(f, "hearth: refused {why}"),
+            Self::Wiping(progress) => write!(f, "hearth: wiping {progress}"),
             Self::Extension(name, None) => write!(f, "hearth: extension {name} mounted"),
             Self::Extension(name, Some(why)) => {
                 write!(f, "hearth: extension {name} refused: {why}")
@@ -112,6 +115,7 @@ impl Report {
             "state" => Some(Self::State(detail.to_owned())),
             "waiting" => Some(Self::Waiting(detail.strip_prefix("for ")?.to_owned())),
             "refused" => Some(Self::Refused(detail.to_owned())),
+            "wiping" => Some(Self::Wiping(detail.to_owned())),
             "extension" => {
                 let (name, how) = detail.split_once(' ')?;
                 let why = match how.strip_prefix("refused: ") {
@@ -141,6 +145,7 @@ mod tests {
             Report::State("HOME".into()),
             Report::Waiting("a DHCP lease on eth0".into()),
             Report::Refused("fw_cfg: field x: empty".into()),
+            Report::Wiping("35 % of 512 MiB, about 20 s left".into()),
             Report::Extension("kubernetes".into(), None),
             Report::Extension("kubernetes".into(), Some("no such partition".into())),
             Report::Failpoint("enrolment.sealed".into()),

@@ -36,7 +36,7 @@ use hearth_host::image::Image;
 use hearth_host::layout::Root;
 use hearth_host::power::Power;
 use hearth_host::prover::Prover;
-use hearth_host::storage::{DataPartition, System};
+use hearth_host::storage::{DataPartition, System, upkeep};
 use hearth_host::{boot_record, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::{firewall, mesh};
@@ -132,6 +132,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (connection_writer, connection) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
     let (curator_time_writer, curator_time) = event::value();
+    let (storage_writer, storage) = event::value();
     let time_status = time_writer.value();
     let (directory_saved_writer, directory_saved) = event::value();
     let (directory_writer, directory) = event::value();
@@ -331,6 +332,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             conditions,
             recorded,
             time: time_status.clone(),
+            storage: storage.clone(),
         }),
     });
     let rejoin = Arc::new(rejoin::Parts {
@@ -351,6 +353,11 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         root.data.clone(),
     );
     let data = Arc::new(Mutex::new(data));
+    let upkeep = Arc::new(upkeep::Worker {
+        data: data.clone(),
+        report: Arc::new(report),
+        storage,
+    });
     let unlocking = Arc::new(unlocking::Worker {
         listen: any(PORT_UNLOCK),
         console: console::DEVICE.into(),
@@ -376,6 +383,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         address,
         time: time_status,
         founded,
+        storage: storage_writer,
         bootstrap: bootstrap_writer,
         member: member_writer,
         status: status_writer,
@@ -386,6 +394,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     ctx.run_worker("role", &roles, serve_roles)?;
     ctx.run_worker("rejoin", &rejoin, rejoin::run)?;
     ctx.run_worker("unlock", &unlocking, unlocking::run)?;
+    ctx.run_worker("storage", &upkeep, upkeep::run)?;
     ctx.run_worker("enrolment", &enrolment, driver::run)?;
     Ok(member)
 }

@@ -21,6 +21,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("state", "host/src/cluster_state.rs", "Worker"),
     ("enrolment", "enrolment/src/driver.rs", "Parts"),
     ("unlock", "enrolment/src/unlocking.rs", "Worker"),
+    ("storage", "host/src/storage/upkeep.rs", "Worker"),
     ("rejoin", "enrolment/src/rejoin.rs", "Parts"),
     ("controlplane", "core/src/controlplane/mod.rs", "Worker"),
     ("rolefetch", "agent/src/rolefetch.rs", "Worker"),

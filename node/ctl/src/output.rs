@@ -69,6 +69,35 @@ pub(crate) struct Node {
     recorded_settings: Option<Recorded>,
     /// Null if the node has not reported it yet.
     time: Option<Clock>,
+    /// Null if the node has not reported it yet.
+    storage: Option<Storage>,
+}
+
+/// How the data partition is encrypted, as the node's kernel says.
+#[derive(Clone, Debug, Serialize)]
+struct Storage {
+    security: String,
+    /// Empty if it is not encrypted.
+    cipher: String,
+}
+
+impl From<&v1::StorageStatus> for Storage {
+    fn from(storage: &v1::StorageStatus) -> Self {
+        Self {
+            security: word(
+                storage.security,
+                v1::StorageSecurity::as_str_name,
+                "STORAGE_SECURITY_",
+            ),
+            cipher: storage.cipher.clone(),
+        }
+    }
+}
+
+impl Storage {
+    fn text(&self) -> String {
+        format!("{} {}", self.security, self.cipher)
+    }
 }
 
 /// A boot of a node that its cluster has admitted.
@@ -204,6 +233,9 @@ impl From<&v1::Node> for Node {
             recorded_settings: status
                 .and_then(|status| status.recorded_settings.as_ref())
                 .map(Recorded::from),
+            storage: status
+                .and_then(|status| status.storage.as_ref())
+                .map(Storage::from),
             time: status
                 .and_then(|status| status.time.as_ref())
                 .map(Clock::from),
@@ -279,6 +311,10 @@ impl Node {
             ("version", some(&self.version)),
             ("boot ID", some(&self.boot_id)),
             ("storage security", self.storage_security.clone()),
+            (
+                "storage in use",
+                some(&self.storage.as_ref().map(Storage::text)),
+            ),
             ("TPM", self.tpm_usage.clone()),
         ] {
             let value = match &value[..] {

@@ -29,7 +29,8 @@ use hearth_host::parameters::{self, Cluster};
 use hearth_host::pki::{self, PkiError};
 use hearth_host::prover::Prover;
 use hearth_host::storage::header::{HeaderState, Phase};
-use hearth_host::storage::{DataPartition, Mode, StorageBackend, StorageError, Volume};
+use hearth_host::storage::upkeep::{self, Reporter};
+use hearth_host::storage::{DataPartition, InUse, Mode, StorageBackend, StorageError, Volume};
 use hearth_host::{around, credentials, failpoint};
 use tonic::Code;
 use tracing::Instrument;
@@ -45,9 +46,6 @@ use super::{console, disowning};
 
 /// Delay before a retry for which an operator has to act first.
 const RARE: Duration = Duration::from_secs(60);
-
-/// Prints a line on the console, whatever the log level.
-pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
 
 /// What enrolment works with. `A` is the network's address value, of which only the existence
 /// matters here.
@@ -85,6 +83,8 @@ pub struct Parts<M, A> {
     pub time: event::Value<TimeStatus>,
     /// Read: the result of a bootstrap, from the control plane.
     pub founded: event::Value<Founded>,
+    /// Written: how the mounted data partition is encrypted.
+    pub storage: event::Writer<InUse>,
     /// Written: starts the control plane for a bootstrap.
     pub bootstrap: event::Writer<Arc<BootstrapData>>,
     /// Written: the member, after enrolment.
@@ -232,7 +232,9 @@ where
             Work::SaveSealed(sealed) => self.save_sealed(sealed).await,
             Work::Initialise(volume) => self.on_data(move |data| data.initialise(&volume)).await,
             Work::MakeFileSystem(volume) => {
-                self.on_data(move |data| data.make_file_system(&volume))
+                let report = self.report.clone();
+                let mut told = move |progress| upkeep::tell(&*report, progress);
+                self.on_data(move |data| data.make_file_system(&volume, &mut told))
                     .await
             }
             Work::MarkReady(volume) => self.on_data(move |data| data.mark_ready(&volume)).await,
@@ -338,10 +340,15 @@ where
             Some(Mode::AuthenticatedEncrypted) => "encrypted and authenticated",
             None => "insecure",
         };
-        let mounted = blocking(move || locked(&data).mount(&volume)).await?;
-        if mounted.map_err(storage_failure)? {
+        let mounted = blocking(move || {
+            let mut data = locked(&data);
+            Ok((data.mount(&volume)?, data.in_use()?))
+        });
+        let (is_new, in_use) = mounted.await?.map_err(storage_failure)?;
+        if is_new {
             (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
         }
+        self.storage.set(in_use);
         Ok(Done::Plain)
     }
 

@@ -24,10 +24,11 @@ use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{Disowned, MemberData, Refusals, UnlockSettingsDigest};
 use hearth_host::layout::Root;
+use hearth_host::storage::upkeep::Reporter;
 
 use super::asking::{AskError, CuratorCaller, Joined};
 use super::disowning::{self, WipeError};
-use super::driver::{Reporter, chain, is_final};
+use super::driver::{chain, is_final};
 use super::machine;
 use super::sealed::{self, Member, Sealed, SealedError, SealedStore, Stored};
 

@@ -76,8 +76,11 @@ pub const MEMBERSHIP: &[&str] = &[
     "membership.remove.after",
 ];
 
+/// In the middle of the wipe of an authenticated data partition.
+pub const WIPE: &[&str] = &["storage.half_wiped"];
+
 /// All failpoints. One that belongs to two procedures is in both lists.
-pub const ALL: [&[&str]; 4] = [BOOTSTRAP, REGISTER, DISOWN, MEMBERSHIP];
+pub const ALL: [&[&str]; 5] = [BOOTSTRAP, REGISTER, DISOWN, MEMBERSHIP, WIPE];
 
 /// Whether a failpoint of this name exists.
 pub const fn is_known(name: &str) -> bool {

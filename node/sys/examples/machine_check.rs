@@ -17,7 +17,7 @@
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io};
 
@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use hearth_sys::block::{self, Blocks, PartitionDevice};
 use hearth_sys::console::{self, Console};
 use hearth_sys::dhcp::{self, Lease};
-use hearth_sys::dm::{AeadKey, DeviceMapper, Verity, XtsKey};
+use hearth_sys::dm::{DeviceMapper, Verity, Writes, XtsKey};
 use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
 use hearth_sys::netlink::{self, Netlink};
@@ -37,6 +37,8 @@ use hearth_sys::{clock, fw_cfg, gpt, hostname, kmsg, mkfs, xfs};
 use uuid::{Uuid, uuid};
 use zeroize::Zeroizing;
 
+#[path = "machine_check/authenticated.rs"]
+mod authenticated;
 #[path = "machine_check/wireguard.rs"]
 mod wireguard;
 
@@ -122,7 +124,9 @@ async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
     checks.check("zero-range", zero_range(&data)).await;
     checks.check("encrypted", encrypted(&data)).await;
     checks.check("quotas", quotas(&data)).await;
-    checks.check("authenticated", authenticated(&data)).await;
+    let authenticated = authenticated::check(&data);
+    checks.check("authenticated", authenticated).await;
+    checks.check("crash", authenticated::crash(&data)).await;
     checks
 }
 
@@ -352,15 +356,17 @@ fn read_sample() -> Result<()> {
 
 /// The partition, and an authenticated volume with a file system on it.
 async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
+    const KEY: u8 = 3;
     let blocks = Blocks::default();
     let before = data.size();
     let mapper = DeviceMapper::open()?;
-    mapper.format_integrity(LOWER, &data.path)?;
-    let volume = open_authenticated(&mapper, &data, 3)?;
+    let open = |device: &Path| authenticated::open(&mapper, device, KEY, Writes::Journaled);
+    mapper.format_integrity(authenticated::LOWER, &data.path)?;
+    let volume = open(&data.path)?;
     mkfs::xfs(&volume).await?;
     keep_a_file(&volume)?;
     let small = block::size_of(&volume)?;
-    close_authenticated(&mapper)?;
+    authenticated::close(&mapper)?;
     let grown = blocks.grow(&data)?;
     let after = block::size_of(&grown.path)?;
     ensure!(
@@ -376,15 +382,15 @@ async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
     let disk = fs::File::open(&grown.disk.path)?;
     let table = gpt::read(&disk, grown.disk.sector_size)?;
     ensure!(!table.from_backup, "the primary table is damaged");
-    let volume = open_authenticated(&mapper, &grown, 3)?;
+    let volume = open(&grown.path)?;
     let large = block::size_of(&volume)?;
     ensure!(
         large > small,
         "the volume did not grow beyond {small} bytes"
     );
-    let (from, to) = grow_file_system(&volume, large)?;
+    let (from, to) = grow_file_system(&mapper, &volume, large)?;
     find_the_file(&volume)?;
-    close_authenticated(&mapper)?;
+    authenticated::close(&mapper)?;
     let mib = |bytes: u64| bytes >> 20;
     let note = format!(
         "partition {} to {} MiB, file system {} to {} MiB",
@@ -396,16 +402,35 @@ async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
     Ok((grown, note))
 }
 
-/// Grows the file system to the size of its volume, and fills more than it had; returns its sizes.
-fn grow_file_system(volume: &Path, size: u64) -> Result<(u64, u64)> {
+/// Grows the file system to the size of its volume, and fills more than it had; returns its sizes. The volume is opened a
+/// second time, to write where the kernel reads before it grows the file system: the last block.
+fn grow_file_system(mapper: &DeviceMapper, volume: &Path, size: u64) -> Result<(u64, u64)> {
+    const AGAIN: &str = "check-aead-again";
     let place = Path::new(TARGET);
-    xfs::prepare_growth(volume)?;
     mount(volume)?;
     let grow = || -> Result<(u64, u64)> {
+        ensure!(
+            xfs::grow(volume, place).is_err(),
+            "it grew into what cannot be read"
+        );
+        let room = xfs::room(volume, place)?.context("no room to grow")?;
+        ensure!(
+            block::write_region(volume, room.end - 4096, &[0; 4096]).is_err(),
+            "a mounted volume was written to"
+        );
+        let lower = mapper.find(authenticated::LOWER)?.context("not open")?;
+        let again = mapper.open_authenticated(AGAIN, &lower, &authenticated::key(3))?;
+        block::zero_range(&again, room.end - 4096, 4096)?;
+        mapper.remove(AGAIN)?;
         let grown = xfs::grow(volume, place)?;
         let grown = grown.context("the file system did not grow")?;
         ensure!(size - grown.to < 1 << 20, "{grown:?} of {size} bytes");
         ensure!(xfs::grow(volume, place)?.is_none(), "it grew twice");
+        ensure!(xfs::room(volume, place)?.is_none(), "it can still grow");
+        ensure!(
+            xfs::discard_unused(place)?.is_none(),
+            "an authenticated volume passes on what is unused"
+        );
         // Into the new part: the old one has less room.
         let file = fs::File::create(place.join("large"))?;
         let length = libc::off_t::try_from(grown.from)?;
@@ -458,10 +483,6 @@ fn xts_key(byte: u8) -> XtsKey {
     XtsKey::new(Zeroizing::new(key))
 }
 
-fn aead_key(byte: u8) -> AeadKey {
-    AeadKey::new(Zeroizing::new([byte; 32]))
-}
-
 async fn encrypted(data: &PartitionDevice) -> Result<((), String)> {
     let mapper = DeviceMapper::open()?;
     let version = mapper.version()?;
@@ -488,6 +509,11 @@ async fn encrypted(data: &PartitionDevice) -> Result<((), String)> {
     // The right key opens the file system again, a wrong one does not.
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(1))?;
     find_the_file(&volume)?;
+    mount(&volume)?;
+    let discarded = xfs::discard_unused(Path::new(TARGET));
+    mounts::unmount(Path::new(TARGET))?;
+    let discarded = discarded?.context("the disk is not told what is unused")?;
+    ensure!(discarded > 100 << 20, "{discarded} bytes were discarded");
     mapper.remove(name)?;
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(2))?;
     ensure!(
@@ -579,45 +605,6 @@ fn is_full(refused: io::Result<()>) -> Result<()> {
     let full = error.kind() == io::ErrorKind::StorageFull;
     ensure!(full, "unexpected error: {error}");
     Ok(())
-}
-
-async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {
-    let mapper = DeviceMapper::open()?;
-    let error = match mapper.open_integrity(LOWER, &data.path) {
-        Ok(_) => bail!("opened before it was formatted"),
-        Err(error) => error.to_string(),
-    };
-    let open = |key| open_authenticated(&mapper, data, key);
-    let close = || close_authenticated(&mapper);
-    mapper.format_integrity(LOWER, &data.path)?;
-    let volume = open(1)?;
-    mkfs::xfs(&volume).await?;
-    keep_a_file(&volume)?;
-    let status = mapper.status(LOWER)?;
-    close()?;
-    let volume = open(1)?;
-    find_the_file(&volume)?;
-    close()?;
-    let volume = open(2)?;
-    ensure!(
-        block::read_region(&volume, 0, 4096).is_err(),
-        "a wrong key could read the volume"
-    );
-    close()?;
-    Ok(((), format!("status {status:?}; unformatted: {error}")))
-}
-
-const LOWER: &str = "check-integrity";
-const UPPER: &str = "check-aead";
-
-fn open_authenticated(mapper: &DeviceMapper, data: &PartitionDevice, key: u8) -> Result<PathBuf> {
-    let integrity = mapper.open_integrity(LOWER, &data.path)?;
-    Ok(mapper.open_authenticated(UPPER, &integrity, &aead_key(key))?)
-}
-
-fn close_authenticated(mapper: &DeviceMapper) -> Result<()> {
-    mapper.remove(UPPER)?;
-    Ok(mapper.remove(LOWER)?)
 }
 
 fn mount(volume: &Path) -> Result<()> {

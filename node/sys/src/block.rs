@@ -466,6 +466,15 @@ pub fn read_region(device: &Path, offset: u64, length: usize) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
+/// Whether `length` bytes at `offset` can be read. Nothing after them is read.
+pub fn is_readable(device: &Path, offset: u64, length: usize) -> Result<bool, BlockError> {
+    let file = File::open(device).map_err(BlockError::io(device, "open"))?;
+    // The kernel reads ahead otherwise, and logs each block that it cannot read.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)
+        .map_err(|errno| BlockError::io(device, "read")(errno.into()))?;
+    Ok(file.read_exact_at(&mut vec![0; length], offset).is_ok())
+}
+
 /// Writes bytes at `offset`, durably.
 pub fn write_region(device: &Path, offset: u64, bytes: &[u8]) -> Result<(), BlockError> {
     let file = OpenOptions::new().write(true).open(device);

@@ -14,10 +14,10 @@
 //!
 //! # Formats
 //! An encrypted volume is `aes-xts-plain64` in sectors of 4096 bytes over the whole device. An
-//! authenticated volume has two layers: dm-integrity, which stores 28 bytes with every block (12 of
-//! IV, 16 of tag) and writes both through a journal, and `aes-gcm-random` on top of it. Blocks that
-//! were never written have no valid tag and cannot be read; a new volume is not wiped, since that
-//! takes minutes and a file system only reads what it has written.
+//! authenticated volume has two layers: dm-integrity, which stores 32 bytes with every block (16 of
+//! IV, 16 of tag) and writes both through a journal, and AEGIS-128 with random IVs on top of it.
+//! Blocks that were never written have no valid tag and cannot be read. XFS reads such blocks after a
+//! power cut, so a new volume is wiped: it is opened once without the journal for that. (docs/decisions/0064)
 //!
 //! A verified volume is dm-verity version 1: SHA-256, no salt, blocks of 4096 bytes, and the hash
 //! tree directly after the data on the same device. Reading a block that does not match its hash
@@ -40,8 +40,12 @@ use super::raw::{self, DM_HEADER};
 const SECTOR: u64 = 4096;
 /// The unit of device-mapper tables, in bytes.
 const UNIT: u64 = 512;
+/// The cipher of an authenticated volume.
+const AEAD: &str = "capi:aegis128-random";
 /// The size of IV and tag for each sector of an authenticated volume.
-const TAG_LENGTH: u32 = 28;
+const TAG_LENGTH: u32 = 32;
+/// The same with AES-GCM, which former releases used.
+const FORMER_TAG_LENGTH: u32 = 28;
 /// A larger table is an internal error.
 const MAX_TABLE: usize = 16 * 1024;
 
@@ -107,6 +111,17 @@ pub enum DmError {
         /// What is wrong with the superblock.
         problem: String,
     },
+    /// The device was formatted for the cipher of a former release.
+    #[error(
+        "volume {name}: {device} was formatted by a former release: \
+         expected a tag size of {TAG_LENGTH}, got {FORMER_TAG_LENGTH}"
+    )]
+    FormerFormat {
+        /// The volume.
+        name: String,
+        /// The underlying device.
+        device: PathBuf,
+    },
     /// I/O on the underlying device failed.
     #[error("cannot access the device of volume {name}")]
     Block {
@@ -129,7 +144,7 @@ pub enum DmError {
 pub struct XtsKey(Zeroizing<[u8; 64]>);
 
 /// The key of an authenticated volume.
-pub struct AeadKey(Zeroizing<[u8; 32]>);
+pub struct AeadKey(Zeroizing<[u8; 16]>);
 
 impl XtsKey {
     /// Two AES-256 keys, which must differ; derived ones do.
@@ -139,8 +154,8 @@ impl XtsKey {
 }
 
 impl AeadKey {
-    /// An AES-256 key.
-    pub fn new(bytes: Zeroizing<[u8; 32]>) -> Self {
+    /// A key of AEGIS-128.
+    pub fn new(bytes: Zeroizing<[u8; 16]>) -> Self {
         Self(bytes)
     }
 }
@@ -164,6 +179,15 @@ pub struct Verity {
     pub blocks: u64,
     /// The root hash of the hash tree.
     pub root_hash: [u8; 32],
+}
+
+/// How dm-integrity writes a block and its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// Through a journal: after a power cut both are the new ones, or both the old ones.
+    Journaled,
+    /// At once, which is twice as fast. A block that was being written during a power cut cannot be read afterwards.
+    Direct,
 }
 
 /// A target that covers the whole device, as all of ours do.
@@ -288,7 +312,7 @@ impl DeviceMapper {
         let sectors = usable_sectors(name, integrity)?;
         let key = thread_key(name, &key.0[..])?;
         let parameters = format!(
-            "capi:gcm(aes)-random {} 0 {} 0 2 integrity:{TAG_LENGTH}:aead sector_size:{SECTOR}",
+            "{AEAD} {} 0 {} 0 2 integrity:{TAG_LENGTH}:aead sector_size:{SECTOR}",
             key.name(),
             integrity.display()
         );
@@ -309,15 +333,20 @@ impl DeviceMapper {
         // If the superblock is zero, the kernel writes a new one. The length of the volume is not
         // known yet, so the first table has the minimum length.
         let shortest = SECTOR / UNIT;
-        self.open_volume(name, &integrity_target(device, shortest))?;
+        self.open_volume(name, &integrity_target(device, shortest, Writes::Journaled))?;
         self.remove(name)?;
         superblock(name, device).map(drop)
     }
 
     /// Opens the lower layer of an authenticated volume, which grows if its device has grown.
-    pub fn open_integrity(&self, name: &str, device: &Path) -> Result<PathBuf, DmError> {
+    pub fn open_integrity(
+        &self,
+        name: &str,
+        device: &Path,
+        writes: Writes,
+    ) -> Result<PathBuf, DmError> {
         let sectors = superblock(name, device)?;
-        let volume = self.open_volume(name, &integrity_target(device, sectors))?;
+        let volume = self.open_volume(name, &integrity_target(device, sectors, writes))?;
         // The kernel compares the size of the device with the superblock when the volume is opened,
         // and writes what the volume can have now; the table still has what it had.
         let possible = superblock(name, device)?;
@@ -325,7 +354,7 @@ impl DeviceMapper {
             return Ok(volume);
         }
         self.remove(name)?;
-        self.open_volume(name, &integrity_target(device, possible))
+        self.open_volume(name, &integrity_target(device, possible, writes))
     }
 
     /// Opens the verified volume at the beginning of a device.
@@ -525,12 +554,16 @@ fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Vec<u8>, DmError> {
     Ok(buffer)
 }
 
-fn integrity_target(device: &Path, sectors: u64) -> Target {
+fn integrity_target(device: &Path, sectors: u64, writes: Writes) -> Target {
     let device = device.display();
+    let mode = match writes {
+        Writes::Journaled => 'J',
+        Writes::Direct => 'D',
+    };
     Target {
         kind: "integrity",
         sectors,
-        parameters: format!("{device} 0 {TAG_LENGTH} J 1 block_size:{SECTOR}"),
+        parameters: format!("{device} 0 {TAG_LENGTH} {mode} 1 block_size:{SECTOR}"),
         read_only: false,
     }
 }
@@ -564,6 +597,12 @@ fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
     }
     let tag = u16::from_le_bytes(array_at(&bytes, integrity_superblock::TAG_LENGTH));
     let tag = u32::from(tag);
+    if tag == FORMER_TAG_LENGTH {
+        return Err(DmError::FormerFormat {
+            name: name.to_owned(),
+            device: device.to_owned(),
+        });
+    }
     if tag != TAG_LENGTH {
         return Err(not_ours(format!(
             "expected a tag size of {TAG_LENGTH}, got {tag}"
@@ -683,7 +722,7 @@ mod tests {
     fn keys_cannot_be_printed() {
         let key = XtsKey::new(Zeroizing::new([0xab; 64]));
         assert_eq!(format!("{key:?}"), "XtsKey");
-        let key = AeadKey::new(Zeroizing::new([0xab; 32]));
+        let key = AeadKey::new(Zeroizing::new([0xab; 16]));
         assert_eq!(format!("{key:?}"), "AeadKey");
     }
 
@@ -725,6 +764,8 @@ mod tests {
         let error = check(&bytes).unwrap_err().to_string();
         assert!(error.contains("got 4"), "{error}");
         bytes[10] = 28;
+        assert!(matches!(check(&bytes), Err(DmError::FormerFormat { .. })));
+        bytes[10] = 32;
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(check(&bytes).is_err());
         bytes[16..24].copy_from_slice(&1001_u64.to_le_bytes());

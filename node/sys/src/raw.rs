@@ -358,6 +358,17 @@ pub(super) fn grow_xfs(file: BorrowedFd<'_>, blocks: u64, inode_share: u32) -> i
     Ok(())
 }
 
+/// Discards what the file system of this file does not use; returns the number of bytes.
+pub(super) fn trim(file: BorrowedFd<'_>) -> io::Result<u64> {
+    // _IOWR('X', 121, struct fstrim_range)
+    const FITRIM: libc::c_ulong = 3 << 30 | 24 << 16 | (b'X' as libc::c_ulong) << 8 | 121;
+    // From the beginning to the end, every extent of at least one byte.
+    let mut range = [0, u64::MAX, 0];
+    // SAFETY: as above; the structure is three integers of 64 bits, of which the call changes the second.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), FITRIM, range.as_mut_ptr()) })?;
+    Ok(range[1])
+}
+
 /// Large enough for each of the kernel's quota structures, and aligned for them.
 type QuotaBuffer = [u64; 32];
 /// The commands of `dqblk_xfs.h`.

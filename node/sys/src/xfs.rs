@@ -1,20 +1,21 @@
-//! XFS: grows a mounted file system to the size of its device.
+//! XFS: grows a mounted file system to the size of its device, and tells the disk what is unused.
 //!
-//! The kernel does the work and survives a power cut in it; `xfs_growfs` would only make the same call. A file system
-//! that fills its device is left alone, so this is called at every boot.
+//! The kernel does the work and survives a power cut in it; `xfs_growfs` and `fstrim` would only make the same calls. A file
+//! system that fills its device is left alone, so this is called at every boot.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use crate::block::{self, BlockError};
-use crate::raw;
+use crate::raw::{self, XfsGeometry};
 
-/// Why a file system cannot grow.
+/// Why a file system cannot grow, or cannot tell what is unused.
 #[derive(Debug, thiserror::Error)]
-pub enum GrowError {
-    /// Its size, or its device's, cannot be determined, or its device is not as large as it says.
+pub enum XfsError {
+    /// The size of its device cannot be determined.
     #[error("cannot get the size of {device}")]
     Device {
         /// The device.
@@ -43,94 +44,78 @@ pub struct Grown {
     pub to: u64,
 }
 
-/// What the file system begins with: magic, size of a block, number of blocks.
-const SUPERBLOCK_BYTES: usize = 16;
-const MAGIC: &[u8] = b"XFSB";
-/// Larger blocks do not exist.
-const LARGEST_BLOCK: u64 = 64 << 10;
+/// A file system never ends with a group of fewer blocks; it leaves them unused.
+const SMALLEST_GROUP: u64 = 64;
 
-/// Writes the block up to which the file system on `device`, which is not mounted, will grow: to be sure that the device
-/// is that large, the kernel reads it first, and under authenticated encryption nothing can be read that was never
-/// written.
-pub fn prepare_growth(device: &Path) -> Result<(), GrowError> {
-    let failed = |source| GrowError::Device {
-        device: device.to_owned(),
-        source,
-    };
-    let start = block::read_region(device, 0, SUPERBLOCK_BYTES).map_err(failed)?;
-    let Some((block, blocks)) = geometry(&start) else {
-        // The mount will say what is wrong.
-        return Ok(());
-    };
-    let wanted = block::size_of(device).map_err(failed)? / block;
-    if wanted <= blocks {
-        return Ok(());
+/// A file system that is mounted at `at`.
+struct Mounted<'a> {
+    at: &'a Path,
+    root: File,
+    geometry: XfsGeometry,
+}
+
+impl<'a> Mounted<'a> {
+    fn at(at: &'a Path) -> Result<Self, XfsError> {
+        let root = File::open(at).map_err(refused(at, "open"))?;
+        let geometry = raw::xfs_geometry(root.as_fd()).map_err(refused(at, "get the size of"))?;
+        Ok(Self { at, root, geometry })
     }
-    let zeros = vec![0; block as usize];
-    block::write_region(device, (wanted - 1) * block, &zeros).map_err(failed)
+
+    fn block(&self) -> u64 {
+        u64::from(self.geometry.block_size).max(1)
+    }
+
+    /// The number of blocks of its device.
+    fn possible(&self, device: &Path) -> Result<u64, XfsError> {
+        let size = block::size_of(device).map_err(|source| XfsError::Device {
+            device: device.to_owned(),
+            source,
+        })?;
+        Ok(size / self.block())
+    }
 }
 
-/// Size of a block in bytes, and number of blocks.
-fn geometry(start: &[u8]) -> Option<(u64, u64)> {
-    let (magic, rest) = start.split_at_checked(MAGIC.len())?;
-    let (block, rest) = rest.split_first_chunk()?;
-    let block = u64::from(u32::from_be_bytes(*block));
-    let blocks = u64::from_be_bytes(*rest.first_chunk()?);
-    let is_xfs = magic == MAGIC && block.is_power_of_two() && block <= LARGEST_BLOCK;
-    is_xfs.then_some((block, blocks))
+fn refused(at: &Path, step: &'static str) -> impl FnOnce(io::Error) -> XfsError {
+    let at = at.to_owned();
+    move |source| XfsError::Kernel { at, step, source }
 }
 
-/// Grows the file system on `device`, mounted at `at`; `None` if it fills its device already.
-pub fn grow(device: &Path, at: &Path) -> Result<Option<Grown>, GrowError> {
-    let failed = |step| {
-        let at = at.to_owned();
-        move |source| GrowError::Kernel { at, step, source }
-    };
-    let root = File::open(at).map_err(failed("open"))?;
-    let size = block::size_of(device).map_err(|source| GrowError::Device {
-        device: device.to_owned(),
-        source,
-    })?;
-    let before = raw::xfs_geometry(root.as_fd()).map_err(failed("get the size of"))?;
-    let block = u64::from(before.block_size).max(1);
-    let wanted = size / block;
-    if wanted <= before.blocks {
+/// What the file system on `device`, mounted at `at`, can grow into, in bytes of the device; `None` if that is nothing.
+pub fn room(device: &Path, at: &Path) -> Result<Option<Range<u64>>, XfsError> {
+    let mounted = Mounted::at(at)?;
+    let (now, possible) = (mounted.geometry.blocks, mounted.possible(device)?);
+    let is_useful = possible >= now.saturating_add(SMALLEST_GROUP);
+    Ok(is_useful.then(|| now * mounted.block()..possible * mounted.block()))
+}
+
+/// Grows the file system on `device`, mounted at `at`; `None` if it fills its device already. To be sure that the device is
+/// that large, the kernel reads its last block first.
+pub fn grow(device: &Path, at: &Path) -> Result<Option<Grown>, XfsError> {
+    let before = Mounted::at(at)?;
+    let (root, wanted) = (before.root.as_fd(), before.possible(device)?);
+    let XfsGeometry {
+        blocks,
+        largest_inode_share,
+        ..
+    } = before.geometry;
+    if wanted <= blocks {
         return Ok(None);
     }
-    raw::grow_xfs(root.as_fd(), wanted, before.largest_inode_share).map_err(failed("grow"))?;
-    let after = raw::xfs_geometry(root.as_fd()).map_err(failed("get the size of"))?;
-    Ok((after.blocks > before.blocks).then(|| Grown {
-        from: before.blocks * block,
-        to: after.blocks * block,
+    raw::grow_xfs(root, wanted, largest_inode_share).map_err(refused(at, "grow"))?;
+    let after = Mounted::at(before.at)?.geometry;
+    Ok((after.blocks > blocks).then(|| Grown {
+        from: blocks * before.block(),
+        to: after.blocks * before.block(),
     }))
 }
 
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn the_block_that_will_be_the_last_is_written_and_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let device = directory.path().join("device");
-        let start = |magic: &[u8], blocks: u64| {
-            let mut bytes = vec![0xff; 4096 * 8 + 100];
-            let fields = [magic, &4096_u32.to_be_bytes(), &blocks.to_be_bytes()].concat();
-            bytes[..fields.len()].copy_from_slice(&fields);
-            bytes
-        };
-        for (magic, blocks, grows) in [(b"XFSB", 6, true), (b"XFSB", 8, false), (b"XFSX", 6, false)]
-        {
-            let before = start(magic, blocks);
-            fs::write(&device, &before).unwrap();
-            prepare_growth(&device).unwrap();
-            let mut expected = before;
-            if grows {
-                expected[4096 * 7..4096 * 8].fill(0);
-            }
-            assert!(fs::read(&device).unwrap() == expected, "{blocks}");
-        }
+/// Tells the disk below the file system mounted at `at` which blocks are not used; returns their size in bytes. `None` if
+/// the device does not pass that on, as under authenticated encryption.
+pub fn discard_unused(at: &Path) -> Result<Option<u64>, XfsError> {
+    let root = File::open(at).map_err(refused(at, "open"))?;
+    match raw::trim(root.as_fd()) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+        Err(error) => Err(refused(at, "discard the unused blocks of")(error)),
     }
 }

@@ -148,6 +148,27 @@ impl Lab {
         let owner = Owner::generate();
         let told = parameters(&insecure(&owner))?;
         let vm = self.boot("node", node, way, memory_mib, vec![told]).await?;
+        self.founded(&owner, vm).await
+    }
+
+    /// The same directly, with another kind of storage. The data partition has 1 GiB.
+    ///
+    /// # Errors
+    /// If that fails or times out.
+    pub async fn node_with(
+        &self,
+        node: &Image,
+        what: &str,
+        storage: StorageSecurityPolicy,
+    ) -> Result<Measured> {
+        let owner = Owner::generate();
+        let told = parameters(&owner.parameters(with_storage(storage)))?;
+        let vm = self.boot(what, node, Way::Direct, MEMORY, vec![told]);
+        self.founded(&owner, vm.await?).await
+    }
+
+    /// Waits until the owner of the node that boots has got the list of nodes.
+    async fn founded(&self, owner: &Owner, vm: Vm) -> Result<Measured> {
         let curator = forwarded(&vm, names::PORT_CURATOR)?;
         vm.reached(Milestone::Home, BOOT_BOUND).await?;
         let nodes = async {

@@ -25,6 +25,7 @@ const CHECKS: &[&str] = &[
     "encrypted",
     "quotas",
     "authenticated",
+    "crash",
 ];
 
 /// It needs a disk that is larger than the partition table says.

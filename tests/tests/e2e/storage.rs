@@ -115,13 +115,14 @@ async fn an_encrypted_node_is_unlocked_by_its_owner_after_a_power_cut() -> Outco
     test.passed()
 }
 
-/// A node whose every sector is authenticated, too. As long as it waits, it says for what, and changes nothing. Then its
-/// owner opens it at its console, with the recovery key alone.
+/// A node whose every sector is authenticated, too. The wipe of its disk goes on after a power cut. As long as it waits, it
+/// says for what, and changes nothing. Then its owner opens it at its console, with the recovery key alone, and the new end
+/// of its disk, which was enlarged, is wiped while it is HOME.
 #[tokio::test]
 async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let plan = test.node("node").raw_disk();
-    let node = plan
+    let mut node = plan
         .configured(|settings| {
             settings.set_storage_security_policy(
                 StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
@@ -129,12 +130,34 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
         })
         .install()
         .await?;
+    // One chunk of 32 MiB, in percent.
+    const CHUNK: u64 = 7;
+    const MORE: u64 = 96 << 20;
+    const HALF: &str = "storage.half_wiped";
+    node.failpoint = Some(HALF);
     let vm = node.power_on().await?;
+    vm.failpoint(HALF).await?;
+    vm.cut().await?;
+    node.failpoint = None;
+    let vm = node.power_on().await?;
+    let resumed = vm.wiped(0).await?;
+    ensure!(
+        (50 - CHUNK..=50).contains(&resumed),
+        "half was wiped, and the next boot begins with {resumed} %"
+    );
     vm.home().await?;
-    ensure!(security(&vm).await? == StorageSecurity::AuthenticatedEncrypted);
+    let listed = vm.owned().await?.one_healthy_node_that(has_storage).await?;
+    ensure!(
+        listed.storage_security() == StorageSecurity::AuthenticatedEncrypted
+            && storage(&listed) == Some(("capi:aegis128-random", listed.storage_security())),
+        "{listed:?}"
+    );
     vm.cut().await?;
     waits_for_its_cluster(&node).await?;
 
+    let file = fs::File::options().write(true).open(node.disk_path())?;
+    file.set_len(file.metadata()?.len() + MORE)?;
+    drop(file);
     let vm = node.power_on().await?;
     vm.waiting().await?;
     let mut keyboard = vm.keyboard().await?;
@@ -148,8 +171,23 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     keyboard.shows("unlocked this node at the console").await?;
     drop(keyboard);
     vm.home().await?;
+    vm.wiped(100).await?;
+    let grown =
+        |line: &str| line.contains("grew the file system to the size of the data partition");
+    vm.wait_for("a larger file system", bounds::SOON, grown)
+        .await?;
     vm.power_off().await?;
     test.passed()
+}
+
+fn has_storage(node: &v1::Node) -> bool {
+    storage(node).is_some()
+}
+
+/// How its data partition is encrypted, as its kernel says.
+fn storage(node: &v1::Node) -> Option<(&str, StorageSecurity)> {
+    let storage = node.status.as_ref()?.storage.as_ref()?;
+    Some((&storage.cipher, storage.security()))
 }
 
 async fn waits_for_its_cluster(node: &Node) -> Outcome {

@@ -1,5 +1,6 @@
-//! Storage benchmark: sealing by a TPM compared with clevis and systemd-creds, proofs of what was booted, and starts of
-//! encrypted nodes compared with those of insecure ones.
+//! Storage benchmark: sealing by a TPM compared with clevis and systemd-creds, proofs of what was booted, first boots with
+//! authenticated encryption compared with those without authentication, and starts of encrypted nodes compared with those
+//! of insecure ones.
 //!
 //! Sealing and proofs are measured on this host, without machines, by the example `tpm_bench` of `hearth-tpm`; here it is
 //! built like the node and run. For sealing it compares whole processes: the others are programs, so ours is one, too.
@@ -8,6 +9,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use hearth_api::v1::StorageSecurityPolicy;
 use hearth_lab::measure::Lab;
 use hearth_lab::measure::cluster::Progress;
 use hearth_lab::measure::storage::{Disks, Subject, Times};
@@ -33,6 +35,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     setup::ensure(ui, Needs::NODE | Needs::RUN | Needs::TPM | Needs::BENCH)?;
     by_tpm(ui, rounds.unwrap_or(20), records)?;
+    first_boots(ui, node, rounds.unwrap_or(3), accel, records)?;
     starts(ui, node, rounds.unwrap_or(3), accel, records)
 }
 
@@ -44,6 +47,59 @@ fn by_tpm(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
         records.take_in(&measured.output(ui)?)?;
         task.done();
     }
+    Ok(())
+}
+
+/// The first boots that are compared: with authenticated encryption, and without authentication.
+const FIRST_BOOTS: [(&str, StorageSecurityPolicy); 2] = [
+    (
+        "authenticated",
+        StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
+    ),
+    ("encrypted", StorageSecurityPolicy::NeedsEncryption),
+];
+
+fn first_boots(
+    ui: &Ui,
+    node: &Artifacts,
+    rounds: u32,
+    accel: accel::Choice,
+    records: &mut Records,
+) -> Result<()> {
+    let lab = Lab {
+        accel: accel::choose(accel)?.accel,
+        folder: target::folder("bench")?,
+    };
+    let node = image::to_boot(node);
+    let length = u64::from(rounds + 1) * FIRST_BOOTS.len() as u64;
+    let task = ui.counted_task("measuring first boots of encrypted nodes", length);
+    let mut samples: [Vec<f64>; 2] = Default::default();
+    let measuring = async {
+        // The first round warms the host's caches and is not counted.
+        for number in 0..=rounds {
+            // Every other round runs in the opposite order.
+            let mut order = [0, 1];
+            order.rotate_left((number % 2) as usize);
+            for index in order {
+                let (what, storage) = FIRST_BOOTS[index];
+                task.now(what);
+                let boot = lab.node_with(&node, what, storage).await?;
+                if number > 0 {
+                    samples[index].push(boot.whole.as_secs_f64());
+                }
+                task.step();
+            }
+        }
+        anyhow::Ok(())
+    };
+    until_interrupted(measuring)?;
+    task.done();
+    for ((what, _), seconds) in FIRST_BOOTS.iter().zip(&samples) {
+        records.add(format!("storage.first_boot_seconds_{what}"), "s", seconds);
+    }
+    let [authenticated, encrypted] = &samples;
+    let ratios = ratio(authenticated, encrypted);
+    records.add("storage.first_boot_ratio_authenticated", "ratio", &ratios);
     Ok(())
 }
 

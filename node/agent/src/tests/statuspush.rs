@@ -4,13 +4,14 @@ use std::sync::Arc;
 use hearth_api::recovery::{RecoveryKey, UnlockSettings};
 use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1::{
-    self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings, TimeSource,
+    self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings, StorageSecurity, TimeSource,
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::TimeStatus;
+use hearth_host::storage::InUse;
 
 use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
@@ -81,6 +82,11 @@ async fn pushing() -> Pushing {
     let (conditions_writer, conditions) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
+    let (storage_writer, storage) = event::value();
+    storage_writer.set(InUse {
+        security: StorageSecurity::Encrypted,
+        cipher: "capi:xts(aes)-plain64".into(),
+    });
     recorded_writer.set(settings(ColdStartPolicy::Owner));
     let (state_writer, cluster_state) = cluster_state::new();
     connection_writer.set(fake.connection());
@@ -101,6 +107,7 @@ async fn pushing() -> Pushing {
         conditions,
         recorded,
         time,
+        storage,
     });
     Pushing {
         fake,
@@ -151,6 +158,10 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         second_address: String::new(),
         damaged_member_id: None,
         etcd_starts: None,
+        storage: Some(v1::StorageStatus {
+            security: StorageSecurity::Encrypted.into(),
+            cipher: "capi:xts(aes)-plain64".into(),
+        }),
     };
     assert_eq!(status, wanted);
     test.recorded.set(settings(ColdStartPolicy::None));

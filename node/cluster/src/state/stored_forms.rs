@@ -5,7 +5,7 @@ use hearth_api::ownership::Replacement;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::v1::{
     ClusterState, ConsensusProgress, KubernetesConfiguration, MemberStarts, NodeCondition,
-    RecordedSettings, StorageSecurityPolicy, TpmMode, node_roles,
+    RecordedSettings, StorageSecurity, StorageSecurityPolicy, StorageStatus, TpmMode, node_roles,
 };
 use hearth_api::{fixture, stored_form};
 use hearth_tpm::attestation::EndorsementKey;
@@ -250,6 +250,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         second_address: String::new(),
         damaged_member_id: None,
         etcd_starts: None,
+        storage: None,
     };
     let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
     assert_eq!(
@@ -298,6 +299,18 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
         ..status
     };
     let stored = stored_form!("etcd-status-starts.pb", encode_status(status.clone()));
+    assert_eq!(
+        decode_status(&status_key(id()), &stored),
+        Ok(status.clone())
+    );
+    let status = NodeStatus {
+        storage: Some(StorageStatus {
+            security: StorageSecurity::Encrypted.into(),
+            cipher: "capi:xts(aes)-plain64".into(),
+        }),
+        ..status
+    };
+    let stored = stored_form!("etcd-status-storage.pb", encode_status(status.clone()));
     assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
 
     let key = liveness_key(id());

@@ -21,7 +21,8 @@ use hearth_api::tls::wall_clock;
 use hearth_api::v1::{
     self, AdmissionPolicy, ClusterConfiguration, ClusterState, ColdStartPolicy,
     GetConsensusStatusResponse, LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles,
-    NodeState, NodeStatus, StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
+    NodeState, NodeStatus, StorageSecurity, StorageSecurityPolicy, StorageStatus, TpmMode,
+    TpmUsage, node_roles,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -166,6 +167,10 @@ fn node(id: &str, health: NodeHealth) -> v1::Node {
                 reason: "NotInstalled".into(),
                 message: "no such extension".into(),
             }],
+            storage: Some(StorageStatus {
+                security: StorageSecurity::Encrypted.into(),
+                cipher: "capi:xts(aes)-plain64".into(),
+            }),
             ..NodeStatus::default()
         }),
         health: health.into(),
@@ -231,6 +236,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             }],
             "recorded_settings": null,
             "time": null,
+            "storage": {"security": "ENCRYPTED", "cipher": "capi:xts(aes)-plain64"},
         }])
     );
     assert_eq!(

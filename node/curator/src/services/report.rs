@@ -31,6 +31,7 @@ pub(super) fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         second_address,
         damaged_member_id,
         etcd_starts,
+        storage,
     } = known;
     *external_address == new.external_address
         && *curator_port == new.curator_port
@@ -45,6 +46,7 @@ pub(super) fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
         && *second_address == new.second_address
         && *damaged_member_id == new.damaged_member_id
         && *etcd_starts == new.etcd_starts
+        && *storage == new.storage
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ fn status(address: &str) -> NodeStatus {
         second_address: String::new(),
         damaged_member_id: None,
         etcd_starts: None,
+        storage: None,
     }
 }
 

@@ -83,7 +83,7 @@ impl Machine {
         let volume = founding.volume();
         let mut data = DataPartition::new(machine.files.rebooted(), machine.root.data.clone());
         data.initialise(&volume).unwrap();
-        data.make_file_system(&volume).unwrap();
+        data.make_file_system(&volume, &mut |_| {}).unwrap();
         data.mark_ready(&volume).unwrap();
         let member = founding.into_member(ca.clone());
         SealedStore::new(&machine.root.esp, None)
@@ -156,6 +156,7 @@ impl Machine {
             address,
             time: event::value().1,
             founded,
+            storage: event::value().0,
             bootstrap: bootstrap_writer,
             member: member_writer,
             status: standing_writer,

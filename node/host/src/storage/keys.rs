@@ -11,14 +11,14 @@
 //! | bytes | content |
 //! |---|---|
 //! | 21 | `hearth data partition` |
-//! | 1 | version of this derivation: 1 |
+//! | 1 | version of this derivation: 1; 2 for the volume key of AUTHENTICATED_ENCRYPTED, which once was one for AES-GCM |
 //! | 1 | purpose: 1 volume key, 2 header MAC |
 //! | 1 | mode: the number of `StorageSecurity`, 2 ENCRYPTED, 3 AUTHENTICATED_ENCRYPTED |
 //! | 16 | cluster ID |
 //! | 16 | node ID |
 //! | 4 | key epoch, little-endian |
 //!
-//! Output: 64 bytes for AES-256-XTS, 32 for AES-256-GCM, 32 for the MAC. All parts of the info have
+//! Output: 64 bytes for AES-256-XTS, 16 for AEGIS-128, 32 for the MAC. All parts of the info have
 //! a fixed length, so the encoding is unambiguous.
 
 use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
@@ -27,7 +27,6 @@ use ring::{hkdf, hmac};
 use zeroize::Zeroizing;
 
 const LABEL: &[u8; 21] = b"hearth data partition";
-const VERSION: u8 = 1;
 
 /// The length of the salt in bytes.
 pub const SALT_LEN: usize = 32;
@@ -37,7 +36,7 @@ pub const SALT_LEN: usize = 32;
 pub enum Mode {
     /// dm-crypt, AES-256-XTS.
     Encrypted,
-    /// dm-crypt, AES-256-GCM, on dm-integrity.
+    /// dm-crypt, AEGIS-128, on dm-integrity.
     AuthenticatedEncrypted,
 }
 
@@ -72,8 +71,8 @@ pub struct Secrets {
 pub enum VolumeKey {
     /// For [`Mode::Encrypted`]: two AES-256 keys.
     Xts(Zeroizing<[u8; 64]>),
-    /// For [`Mode::AuthenticatedEncrypted`]: one AES-256 key.
-    Aead(Zeroizing<[u8; 32]>),
+    /// For [`Mode::AuthenticatedEncrypted`]: a key of AEGIS-128.
+    Aead(Zeroizing<[u8; 16]>),
 }
 
 #[derive(Clone, Copy)]
@@ -102,6 +101,11 @@ impl Secrets {
         salt: &[u8; SALT_LEN],
         purpose: Purpose,
     ) -> Zeroizing<[u8; LENGTH]> {
+        // No two ciphers ever have the same key, whatever its length.
+        let version = match (self.mode, purpose) {
+            (Mode::AuthenticatedEncrypted, Purpose::Volume) => 2,
+            (Mode::Encrypted, Purpose::Volume) | (_, Purpose::HeaderMac) => 1,
+        };
         let mut input = Zeroizing::new([0; 64]);
         input[..32].copy_from_slice(self.node_unlock_key.expose());
         input[32..].copy_from_slice(self.cluster_unlock_key.expose());
@@ -111,7 +115,7 @@ impl Secrets {
             .expand(
                 &[
                     LABEL,
-                    &[VERSION, purpose as u8, self.mode.number()],
+                    &[version, purpose as u8, self.mode.number()],
                     self.cluster_id.as_bytes(),
                     self.node_id.as_bytes(),
                     &self.key_epoch.to_le_bytes(),
@@ -166,10 +170,10 @@ mod tests {
             hex::encode(bytes(&xts)),
             "0999fa988e4ee1b22f856695bde31af970668d882ccd3171e30c073de1cfd5fb64eeaec971b721b86fe5ee54cc4d5712857a8a63724ad71397372c3441731bd6"
         );
-        let gcm = secrets(Mode::AuthenticatedEncrypted).volume_key(&SALT);
+        let aegis = secrets(Mode::AuthenticatedEncrypted).volume_key(&SALT);
         assert_eq!(
-            hex::encode(bytes(&gcm)),
-            "266529caeb2cc7f12ca831bcc943895662151c652522198c05752ecffb38ef6f"
+            hex::encode(bytes(&aegis)),
+            "44a99d7da70e69e1181329a1469e641f"
         );
         let tag = hmac::sign(&secrets(Mode::Encrypted).mac_key(&SALT), b"hearth");
         assert_eq!(

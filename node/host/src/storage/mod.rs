@@ -20,8 +20,11 @@
 
 mod enrolment_id;
 pub mod header;
+mod in_use;
 pub mod keys;
 mod system;
+pub mod upkeep;
+mod wipe;
 
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, reason = "test code may panic")]
@@ -34,6 +37,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_api::chain;
 use hearth_api::identity::random_bytes;
+use hearth_sys::block::BlockError;
 use hearth_sys::files::FileError;
 
 use crate::{failpoint, layout};
@@ -41,8 +45,13 @@ use header::{Header, HeaderError, HeaderRegion, HeaderState, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
 pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
+pub use in_use::InUse;
 pub use keys::Mode;
 pub use system::System;
+pub use wipe::Progress;
+
+/// Is told how far a wipe is.
+pub type Told<'a> = &'a mut dyn FnMut(Progress);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -73,6 +82,21 @@ pub enum StorageError {
         /// The phase that the step requires.
         wanted: &'static str,
     },
+    /// It was made by a former release, with a cipher that this one does not use.
+    #[error(
+        "the data partition has the format of a former release: decommission this node, and let it register again"
+    )]
+    FormerFormat(#[source] BoxError),
+    /// The disk fails while it is wiped.
+    #[error("cannot wipe bytes {from} to {to} of the data partition")]
+    Wipe {
+        /// The first byte.
+        from: u64,
+        /// The end.
+        to: u64,
+        /// The error of the disk.
+        source: BlockError,
+    },
     /// The header cannot be read or written.
     #[error(transparent)]
     Header(#[from] HeaderError),
@@ -96,8 +120,12 @@ impl StorageError {
             Self::Foreign(_)
             | Self::OtherOwner { .. }
             | Self::NotAuthentic
-            | Self::Phase { .. } => true,
-            Self::Header(_) | Self::StorageBackend { .. } | Self::Directories(_) => false,
+            | Self::Phase { .. }
+            | Self::FormerFormat(_) => true,
+            Self::Header(_)
+            | Self::Wipe { .. }
+            | Self::StorageBackend { .. }
+            | Self::Directories(_) => false,
         }
     }
 
@@ -117,6 +145,10 @@ pub struct Volume {
 }
 
 impl Volume {
+    fn mode(&self) -> Option<Mode> {
+        self.secrets.as_ref().map(|secrets| secrets.mode)
+    }
+
     fn key(&self, salt: &[u8; SALT_LEN]) -> Option<VolumeKey> {
         self.secrets
             .as_ref()
@@ -131,8 +163,14 @@ pub trait StorageBackend: Send + 'static {
     fn device(&mut self) -> Result<PathBuf, StorageError>;
     /// Grows the partition to the maximum that its disk allows. It must not be open.
     fn grow(&mut self) -> Result<(), StorageError>;
-    /// Formats the device for the mode, before it can be opened. Destroys the payload.
-    fn prepare(&mut self, mode: Mode, device: &Path) -> Result<(), StorageError>;
+    /// Formats the device before it can be opened with this key, and wipes it where that is needed to read it. Destroys the
+    /// payload, unless it goes on with an earlier attempt with the same key.
+    fn prepare(
+        &mut self,
+        key: VolumeKey,
+        device: &Path,
+        told: Told<'_>,
+    ) -> Result<(), StorageError>;
     /// Opens the payload as a device of its own: everything from [`header::REGION`] on, decrypted.
     /// The key is `None` for INSECURE.
     fn open(&mut self, key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, StorageError>;
@@ -142,8 +180,26 @@ pub trait StorageBackend: Send + 'static {
     fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError>;
     /// Mounts the payload.
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
-    /// Grows the mounted file system to the size of the payload.
-    fn grow_file_system(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
+    /// Grows the mounted file system to the size of the payload. Where its new end has to be wiped first, this only
+    /// begins; [`StorageBackend::grow_further`] does the rest.
+    fn grow_file_system(
+        &mut self,
+        key: Option<VolumeKey>,
+        payload: &Path,
+        at: &Path,
+    ) -> Result<(), StorageError>;
+    /// The next step of growing the mounted file system; false if there is none.
+    fn grow_further(
+        &mut self,
+        payload: &Path,
+        at: &Path,
+        told: Told<'_>,
+    ) -> Result<bool, StorageError>;
+    /// Tells the disk what the mounted file system does not use; returns the number of bytes, or `None` if that is not
+    /// possible.
+    fn discard_unused(&mut self, at: &Path) -> Result<Option<u64>, StorageError>;
+    /// The parameters of the open payload's dm-crypt, as the kernel says; `None` if it has none.
+    fn table(&mut self) -> Result<Option<String>, StorageError>;
 }
 
 /// The data partition of this machine.
@@ -154,6 +210,8 @@ pub struct DataPartition<M> {
     front: Option<HeaderRegion>,
     /// The volume on which this boot has made the file system: it is open, and need not be opened again to be mounted.
     made: Option<PathBuf>,
+    /// The volume that is mounted.
+    mounted: Option<PathBuf>,
 }
 
 impl<M: StorageBackend> DataPartition<M> {
@@ -164,6 +222,7 @@ impl<M: StorageBackend> DataPartition<M> {
             data,
             front: None,
             made: None,
+            mounted: None,
         }
     }
 
@@ -187,13 +246,18 @@ impl<M: StorageBackend> DataPartition<M> {
         Ok(self.front()?.erase()?)
     }
 
-    /// Writes a header for this owner, in phase INITIALISING, with a new salt.
+    /// Writes a header for this owner, in phase INITIALISING, with a new salt. A wipe goes on where it was interrupted, so
+    /// its salt is kept.
     pub fn initialise(&mut self, volume: &Volume) -> Result<(), StorageError> {
+        let mut salt = random_bytes();
         match self.front()?.read()? {
             HeaderState::Blank | HeaderState::Unfinished => {}
             HeaderState::Header(header) => {
                 is_owned(&header, volume)?;
                 in_phase(&header, Phase::Initialising)?;
+                if volume.mode() == Some(Mode::AuthenticatedEncrypted) {
+                    salt = header.salt;
+                }
             }
             HeaderState::Foreign(why) => return Err(StorageError::Foreign(why)),
         }
@@ -201,7 +265,7 @@ impl<M: StorageBackend> DataPartition<M> {
         let header = Header::new(
             Phase::Initialising,
             volume.owner,
-            random_bytes(),
+            salt,
             volume.secrets.as_ref(),
         );
         failpoint!("storage.header_initialising.before");
@@ -210,12 +274,17 @@ impl<M: StorageBackend> DataPartition<M> {
         Ok(())
     }
 
-    /// Creates the file system; requires a header in phase INITIALISING.
-    pub fn make_file_system(&mut self, volume: &Volume) -> Result<(), StorageError> {
+    /// Creates the file system; requires a header in phase INITIALISING. With authenticated encryption the whole partition
+    /// is wiped before, which takes a while.
+    pub fn make_file_system(
+        &mut self,
+        volume: &Volume,
+        told: Told<'_>,
+    ) -> Result<(), StorageError> {
         let (device, header) = self.header(volume, Phase::Initialising)?;
         failpoint!("storage.file_system.before");
-        if let Some(secrets) = &volume.secrets {
-            self.machinery.prepare(secrets.mode, &device)?;
+        if let Some(key) = volume.key(&header.salt) {
+            self.machinery.prepare(key, &device, told)?;
         }
         self.made = None;
         let payload = self.machinery.open(volume.key(&header.salt), &device)?;
@@ -249,8 +318,9 @@ impl<M: StorageBackend> DataPartition<M> {
     /// Opens and mounts the partition; requires a header in phase READY. Returns false if it was
     /// already mounted, by an enrolment that has been restarted since.
     ///
-    /// A disk that has been enlarged is used whole from then on. If that fails, the node runs with
-    /// what it had: the reason is in the log.
+    /// A disk that has been enlarged is used whole from then on, or, with authenticated encryption, when
+    /// [`DataPartition::grow_further`] has wiped its new end. If that fails, the node runs with what it had: the reason is
+    /// in the log.
     pub fn mount(&mut self, volume: &Volume) -> Result<bool, StorageError> {
         let (_, header) = self.header(volume, Phase::Ready)?;
         let at = self.data.path().to_owned();
@@ -265,10 +335,31 @@ impl<M: StorageBackend> DataPartition<M> {
                 }
             };
             self.machinery.mount(&payload, &at)?;
-            warn_of(self.machinery.grow_file_system(&payload, &at));
+            let key = volume.key(&header.salt);
+            warn_of(self.machinery.grow_file_system(key, &payload, &at));
+            self.mounted = Some(payload);
         }
         self.data.make_directories()?;
         Ok(!mounted)
+    }
+
+    /// The next step of growing the mounted file system; false if there is none.
+    pub fn grow_further(&mut self, told: Told<'_>) -> Result<bool, StorageError> {
+        match &self.mounted {
+            Some(payload) => self.machinery.grow_further(payload, self.data.path(), told),
+            None => Ok(false),
+        }
+    }
+
+    /// Tells the disk what the mounted file system does not use; returns the number of bytes, or `None` if that is not
+    /// possible.
+    pub fn discard_unused(&mut self) -> Result<Option<u64>, StorageError> {
+        self.machinery.discard_unused(self.data.path())
+    }
+
+    /// How the open payload is encrypted, as the kernel says.
+    pub fn in_use(&mut self) -> Result<InUse, StorageError> {
+        Ok(InUse::of_table(self.machinery.table()?.as_deref()))
     }
 
     /// The header region of the device, under its current path.

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ring::digest;
 
 use super::header::REGION;
-use super::keys::{Mode, VolumeKey};
-use super::{BoxError, StorageBackend, StorageError};
+use super::keys::VolumeKey;
+use super::{BoxError, StorageBackend, StorageError, Told};
 
 /// A partition in a file of 4 MiB.
 #[derive(Clone, Debug)]
@@ -26,6 +26,9 @@ pub struct Files {
     grown: Arc<AtomicU32>,
     /// Decremented by each step of the backend; at zero, steps fail.
     steps_left: Arc<AtomicU32>,
+    /// How many steps the file system needs to grow further.
+    to_grow: Arc<AtomicU32>,
+    discards: Arc<AtomicU32>,
 }
 
 impl Files {
@@ -41,6 +44,8 @@ impl Files {
             mounted: None,
             grown: Arc::default(),
             steps_left: Arc::new(AtomicU32::new(u32::MAX)),
+            to_grow: Arc::default(),
+            discards: Arc::default(),
         }
     }
 
@@ -60,6 +65,21 @@ impl Files {
     /// How often the partition was grown.
     pub fn grown(&self) -> u32 {
         self.grown.load(Ordering::Relaxed)
+    }
+
+    /// Lets the file system grow further in so many steps.
+    pub fn grow_in(&self, steps: u32) {
+        self.to_grow.store(steps, Ordering::Relaxed);
+    }
+
+    /// How many steps of growing are left.
+    pub fn to_grow(&self) -> u32 {
+        self.to_grow.load(Ordering::Relaxed)
+    }
+
+    /// How often the disk was told what is unused.
+    pub fn discards(&self) -> u32 {
+        self.discards.load(Ordering::Relaxed)
     }
 
     /// Lets all steps after this many fail.
@@ -114,7 +134,7 @@ impl StorageBackend for Files {
         Ok(())
     }
 
-    fn prepare(&mut self, _: Mode, _: &Path) -> Result<(), StorageError> {
+    fn prepare(&mut self, _: VolumeKey, _: &Path, _: Told<'_>) -> Result<(), StorageError> {
         self.step()
     }
 
@@ -164,7 +184,31 @@ impl StorageBackend for Files {
         Ok(())
     }
 
-    fn grow_file_system(&mut self, _: &Path, _: &Path) -> Result<(), StorageError> {
+    fn grow_file_system(
+        &mut self,
+        _: Option<VolumeKey>,
+        _: &Path,
+        _: &Path,
+    ) -> Result<(), StorageError> {
         self.step()
+    }
+
+    fn grow_further(&mut self, _: &Path, _: &Path, _: Told<'_>) -> Result<bool, StorageError> {
+        self.step()?;
+        let take = |left: u32| left.checked_sub(1);
+        let left = self
+            .to_grow
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        Ok(left.is_ok())
+    }
+
+    fn discard_unused(&mut self, _: &Path) -> Result<Option<u64>, StorageError> {
+        self.step()?;
+        self.discards.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(4096))
+    }
+
+    fn table(&mut self) -> Result<Option<String>, StorageError> {
+        Ok(None)
     }
 }

@@ -8,7 +8,7 @@ use super::testing::Files;
 use super::*;
 use crate::layout::Root;
 
-fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
+pub(super) fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
     let owner = Owner {
         enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
         node_id: NodeId::from_bytes([2; 16]),
@@ -61,7 +61,7 @@ impl Disk {
         let disk = Self::new();
         let mut partition = disk.partition();
         partition.initialise(volume).unwrap();
-        partition.make_file_system(volume).unwrap();
+        make_file_system(&mut partition, volume).unwrap();
         partition.mark_ready(volume).unwrap();
         disk
     }
@@ -69,6 +69,13 @@ impl Disk {
     fn content(&self) -> Vec<u8> {
         fs::read(self.files.device_path()).unwrap()
     }
+}
+
+fn make_file_system(
+    partition: &mut DataPartition<Files>,
+    volume: &Volume,
+) -> Result<(), StorageError> {
+    partition.make_file_system(volume, &mut |_| {})
 }
 
 fn only_mount(partition: &mut DataPartition<Files>, volume: &Volume) -> Result<(), StorageError> {
@@ -109,10 +116,7 @@ fn a_ready_partition_is_never_made_again() {
         let volume = volume(mode, 1);
         let disk = Disk::ready(&volume);
         let before = disk.content();
-        for step in [
-            DataPartition::<Files>::initialise,
-            DataPartition::<Files>::make_file_system,
-        ] {
+        for step in [DataPartition::<Files>::initialise, make_file_system] {
             let error = step(&mut disk.partition(), &volume).unwrap_err();
             assert!(matches!(error, StorageError::Phase { found: "READY", .. }));
             assert!(error.is_refusal());
@@ -132,7 +136,7 @@ fn another_owners_partition_is_not_touched() {
         let volume = volume(None, mine);
         for step in [
             DataPartition::<Files>::initialise,
-            DataPartition::<Files>::make_file_system,
+            make_file_system,
             DataPartition::<Files>::mark_ready,
             only_mount,
         ] {
@@ -179,7 +183,7 @@ fn foreign_content_is_not_touched_and_can_be_erased() {
     let volume = volume(None, 1);
     for step in [
         DataPartition::<Files>::initialise,
-        DataPartition::<Files>::make_file_system,
+        make_file_system,
         DataPartition::<Files>::mark_ready,
         only_mount,
     ] {
@@ -202,7 +206,7 @@ fn steps_out_of_order_are_refused() {
             "{error}"
         );
     };
-    blank(disk.partition().make_file_system(&volume).unwrap_err());
+    blank(make_file_system(&mut disk.partition(), &volume).unwrap_err());
     blank(disk.partition().mark_ready(&volume).unwrap_err());
     blank(disk.partition().mount(&volume).unwrap_err());
     disk.partition().initialise(&volume).unwrap();
@@ -216,17 +220,26 @@ fn steps_out_of_order_are_refused() {
     ));
 }
 
+/// A wipe goes on where it was interrupted only if the key is the same.
 #[test]
-fn each_format_has_a_salt_of_its_own() {
-    let volume = volume(Some(Mode::Encrypted), 1);
-    let disk = Disk::new();
-    let mut salts = Vec::new();
-    for _ in 0..2 {
-        disk.partition().initialise(&volume).unwrap();
-        match disk.partition().inspect().unwrap() {
-            HeaderState::Header(header) => salts.push(header.salt),
-            front => panic!("{front:?}"),
-        }
+fn each_format_has_a_salt_of_its_own_unless_it_resumes_a_wipe() {
+    for (mode, is_kept) in [
+        (None, false),
+        (Some(Mode::Encrypted), false),
+        (Some(Mode::AuthenticatedEncrypted), true),
+    ] {
+        let volume = volume(mode, 1);
+        let disk = Disk::new();
+        let salt = || {
+            disk.partition().initialise(&volume).unwrap();
+            match disk.partition().inspect().unwrap() {
+                HeaderState::Header(header) => header.salt,
+                front => panic!("{front:?}"),
+            }
+        };
+        let first = salt();
+        assert_eq!(first == salt(), is_kept, "{mode:?}");
+        disk.partition().erase().unwrap();
+        assert_ne!(first, salt(), "{mode:?}");
     }
-    assert_ne!(salts[0], salts[1]);
 }
