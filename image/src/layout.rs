@@ -42,6 +42,13 @@ pub const ESP_SIZE: u64 = 1024 * MIB;
 pub const ESP_LABEL: &str = "HEARTH-ESP";
 /// UEFI's type GUID of it.
 pub const ESP_TYPE: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+/// Path of a note in the directory in which the node keeps its state. The directory exists from the start: while one is
+/// being created, a power cut may leave its entry without its place in the FAT, and Linux then makes the file system
+/// read-only.
+pub const STATE_NOTE: &str = "hearth/README.txt";
+/// Its text.
+pub const STATE_NOTE_TEXT: &str =
+    "The state of a Hearth node. It is bound to this machine: do not change or copy it.\n";
 /// Path of the node's parameters on it.
 pub const PARAMETERS: &str = "hearth/parameters.pb";
 
@@ -100,8 +107,11 @@ pub fn disk(
     extensions: Vec<Content>,
     sector_size: SectorSize,
 ) -> Result<Disk, DiskError> {
-    let parameters =
-        parameters.map(|bytes| (PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec())));
+    let note = Content::Bytes(STATE_NOTE_TEXT.into());
+    let mut files = BTreeMap::from([(STATE_NOTE.to_owned(), note)]);
+    if let Some(bytes) = parameters {
+        files.insert(PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec()));
+    }
     let [first, second] = SLOT_LABELS;
     Ok(Disk {
         // They have the secrets of a cluster that is to be founded, or registered with.
@@ -109,13 +119,7 @@ pub fn disk(
         seed,
         sector_size,
         partitions: vec![
-            esp_partition(
-                ESP_LABEL,
-                ESP_TYPE,
-                ESP_SIZE,
-                boot,
-                parameters.into_iter().collect(),
-            )?,
+            esp_partition(ESP_LABEL, ESP_TYPE, ESP_SIZE, boot, files)?,
             slot(first, extensions),
             slot(second, Vec::new()),
             Partition {

@@ -27,14 +27,16 @@ use std::{env, fs};
 use anyhow::{Context, anyhow, bail, ensure};
 use futures::future::try_join_all;
 use hearth_api::console::{Milestone, Report};
-use hearth_api::v1::StorageSecurityPolicy;
+use hearth_api::v1::{Node, StorageSecurityPolicy};
+use hearth_lab::formation::is_well;
 use hearth_lab::owner::with_storage;
 pub use hearth_lab::power_cuts::Scenario;
 use hearth_lab::power_cuts::{CHOICES, CUT, DEFAULT_CHOICES, FOLDER, SHARD};
 use hearth_lab::shard::Shard;
 use hearth_write_log::Cut;
 
-use crate::node::{Node, Running};
+use crate::node::{self, Running};
+use crate::owner::Operator;
 use crate::{Outcome, TestCtx, bounds};
 use left::Left;
 use recording::Recording;
@@ -217,7 +219,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// A machine for the disks that cuts leave.
-    async fn after(&self, name: &str, recording: &Recording) -> anyhow::Result<(Node, Left)> {
+    async fn after(&self, name: &str, recording: &Recording) -> anyhow::Result<(node::Node, Left)> {
         let mut node = self.test.node(name).install().await?;
         node.owner = recording.owner()?;
         let disk = node.folder().join("left.img");
@@ -260,7 +262,7 @@ impl<'a> Sweep<'a> {
 }
 
 /// Boots the node with this ID and checks that what was said holds.
-async fn boots(node: &mut Node, id: &str, said: &[Statement]) -> anyhow::Result<After> {
+async fn boots(node: &mut node::Node, id: &str, said: &[Statement]) -> anyhow::Result<After> {
     node.parameters = None;
     let vm = node.power_on().await?;
     let refusal = home_or_refusal(&vm).await?;
@@ -310,13 +312,31 @@ async fn home_or_refusal(vm: &Running) -> anyhow::Result<Option<String>> {
 async fn holds(vm: &Running, said: &[Statement], node: Option<&str>) -> Outcome {
     let check = async {
         let owner = vm.owned().await?;
-        let listed = owner.one_healthy_node().await?;
+        let listed = one_healthy_node(&owner).await?;
         if let Some(node) = node {
             ensure!(listed.id == node, "expected node {node}, got {}", listed.id);
         }
         said::hold(said, &owner, &listed.id).await
     };
     check.await.with_context(|| vm.tail().to_string())
+}
+
+/// Waits until the only node is healthy and HOME. Repeated where a call fails: on a busy host a curator may lose etcd for a
+/// moment.
+async fn one_healthy_node(owner: &Operator) -> anyhow::Result<Node> {
+    let mut last = None;
+    let look = async {
+        loop {
+            match owner.once().nodes().await {
+                Ok(nodes) if nodes.len() == 1 && is_well(&nodes[0]) => return nodes,
+                other => last = Some(other),
+            }
+            tokio::time::sleep(bounds::LOOK_AGAIN).await;
+        }
+    };
+    let nodes = tokio::time::timeout(bounds::SETTLED, look).await;
+    let nodes = nodes.map_err(|_| anyhow!("no healthy node: {last:?}"))?;
+    nodes.into_iter().next().context("no node")
 }
 
 /// This many of a list, evenly spread, with the first and the last.

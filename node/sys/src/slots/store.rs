@@ -2,8 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use super::format::{HEADER_LEN, MAX_PAYLOAD};
 use crate::files;
@@ -31,6 +34,11 @@ pub trait SlotStore {
 ///
 /// The file is overwritten in place and not truncated first: on a full file system an update of the
 /// same size needs no new block.
+///
+/// On FAT the entry of a file and the chain of its blocks are in different places. Written together,
+/// a power cut may leave the entry without the chain, and Linux then makes the file system
+/// read-only, for good: nothing could be saved any more. So the chain is durable before the entry
+/// refers to it. A chain without an entry is only lost space.
 #[derive(Debug)]
 pub struct FileSlot {
     path: PathBuf,
@@ -50,6 +58,21 @@ impl FileSlot {
     }
 }
 
+/// Gives the file blocks for this length, and leaves its length as it is. Returns whether it had too few. A file system
+/// that cannot do so is no FAT.
+fn reserve(file: &File, length: u64) -> io::Result<bool> {
+    /// What `st_blocks` counts.
+    const BLOCK: u64 = 512;
+    if file.metadata()?.blocks() * BLOCK >= length {
+        return Ok(false);
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, length) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 impl SlotStore for FileSlot {
     fn read(&self) -> io::Result<Option<Vec<u8>>> {
         files::read_limited(&self.path, self.capacity() as u64).map_err(io::Error::other)
@@ -62,6 +85,9 @@ impl SlotStore for FileSlot {
             .truncate(false)
             .mode(files::PRIVATE_FILE)
             .open(&self.path)?;
+        if reserve(&file, bytes.len() as u64)? {
+            files::sync_dir(self.directory()).map_err(io::Error::other)?;
+        }
         file.write_all_at(bytes, 0)?;
         file.set_len(bytes.len() as u64)?;
         file.sync_all()?;
@@ -162,5 +188,27 @@ impl SlotStore for RegionSlot {
 
     fn is_ours_alone(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_there_before_the_file_has_a_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("slot");
+        let file = File::create(&path).unwrap();
+        assert!(reserve(&file, 5000).unwrap());
+        let reserved = file.metadata().unwrap();
+        assert_eq!(reserved.len(), 0);
+        assert!(reserved.blocks() * 512 >= 5000, "{}", reserved.blocks());
+        assert!(!reserve(&file, 5000).unwrap());
+
+        FileSlot::new(path.clone()).write_sync(&[7; 5000]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [7; 5000]);
+        assert!(reserve(&file, 50_000).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), [7; 5000]);
     }
 }
