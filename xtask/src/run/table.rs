@@ -201,6 +201,7 @@ fn etcd(node: &v1::Node, cluster_status: &ClusterStatus) -> String {
     match wants(node, cluster_status).map(|change| change.kind()) {
         Some(Kind::Join) => format!("{is}, joining"),
         Some(Kind::Leave) => format!("{is}, leaving"),
+        Some(Kind::Replace) => format!("{is}, being replaced"),
         Some(Kind::Unspecified) | None => is.to_owned(),
     }
 }
