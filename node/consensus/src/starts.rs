@@ -7,7 +7,7 @@
 //! counter that is remembered is higher than that on the disk, etcd is not started.
 //!
 //! The disk is written first, so it is never behind by a power cut. The counter belongs to one member of etcd, so a node that
-//! joins anew begins anew. What has no counter on its disk has not been started by this release, and is only known to be
+//! joins anew starts at one. What has no counter on its disk has not been started by this release, and is only known to be
 //! behind if a curator remembers a counter of that member.
 //!
 //! The counter says nothing of what was written between two starts: a snapshot that was taken since the last start is not
