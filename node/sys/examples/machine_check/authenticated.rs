@@ -127,11 +127,11 @@ fn crash_with_files() -> Result<()> {
     const XFS_IOC_GOINGDOWN: libc::c_ulong = 2 << 30 | 4 << 16 | (b'X' as libc::c_ulong) << 8 | 125;
     let flush_log: u32 = 1;
     let root = fs::File::open(TARGET)?;
-    // SAFETY: the argument is an integer of 32 bits, which outlives the call; the call reads it.
     #[expect(
         unsafe_code,
         reason = "nothing else ends a file system like a power cut does"
     )]
+    // SAFETY: the argument is an integer of 32 bits, which outlives the call; the call reads it.
     let result = unsafe { libc::ioctl(root.as_raw_fd(), XFS_IOC_GOINGDOWN, &raw const flush_log) };
     ensure!(result == 0, "{}", std::io::Error::last_os_error());
     Ok(())
