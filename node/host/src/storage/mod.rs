@@ -51,7 +51,7 @@ pub use system::System;
 pub use wipe::Progress;
 
 /// Is told how far a wipe is.
-pub type Told<'a> = &'a mut dyn FnMut(Progress);
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -169,7 +169,7 @@ pub trait StorageBackend: Send + 'static {
         &mut self,
         key: VolumeKey,
         device: &Path,
-        told: Told<'_>,
+        on_progress: OnProgress<'_>,
     ) -> Result<(), StorageError>;
     /// Opens the payload as a device of its own: everything from [`header::REGION`] on, decrypted.
     /// The key is `None` for INSECURE.
@@ -193,7 +193,7 @@ pub trait StorageBackend: Send + 'static {
         &mut self,
         payload: &Path,
         at: &Path,
-        told: Told<'_>,
+        on_progress: OnProgress<'_>,
     ) -> Result<bool, StorageError>;
     /// Tells the disk what the mounted file system does not use; returns the number of bytes, or `None` if that is not
     /// possible.
@@ -279,12 +279,12 @@ impl<M: StorageBackend> DataPartition<M> {
     pub fn make_file_system(
         &mut self,
         volume: &Volume,
-        told: Told<'_>,
+        on_progress: OnProgress<'_>,
     ) -> Result<(), StorageError> {
         let (device, header) = self.header(volume, Phase::Initialising)?;
         failpoint!("storage.file_system.before");
         if let Some(key) = volume.key(&header.salt) {
-            self.machinery.prepare(key, &device, told)?;
+            self.machinery.prepare(key, &device, on_progress)?;
         }
         self.made = None;
         let payload = self.machinery.open(volume.key(&header.salt), &device)?;
@@ -344,9 +344,11 @@ impl<M: StorageBackend> DataPartition<M> {
     }
 
     /// The next step of growing the mounted file system; false if there is none.
-    pub fn grow_further(&mut self, told: Told<'_>) -> Result<bool, StorageError> {
+    pub fn grow_further(&mut self, on_progress: OnProgress<'_>) -> Result<bool, StorageError> {
         match &self.mounted {
-            Some(payload) => self.machinery.grow_further(payload, self.data.path(), told),
+            Some(payload) => self
+                .machinery
+                .grow_further(payload, self.data.path(), on_progress),
             None => Ok(false),
         }
     }

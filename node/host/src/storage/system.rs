@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use super::header::REGION;
 use super::keys::VolumeKey;
 use super::wipe::{Pace, Wipe};
-use super::{BoxError, StorageBackend, StorageError, Told};
+use super::{BoxError, OnProgress, StorageBackend, StorageError};
 use crate::failpoint;
 
 const GROW: &str = "grow the file system";
@@ -128,10 +128,10 @@ impl Wiping {
     }
 
     /// Wipes one chunk; false at the end.
-    fn step(&mut self, told: Told<'_>) -> Result<bool, StorageError> {
+    fn step(&mut self, on_progress: OnProgress<'_>) -> Result<bool, StorageError> {
         let mut tell = |wipe: &Wipe| {
             if let Some(progress) = self.pace.tells(wipe, Instant::now()) {
-                told(progress);
+                on_progress(progress);
             }
         };
         tell(&self.wipe);
@@ -157,10 +157,14 @@ fn is_readable(volume: &Path, offset: u64) -> Result<bool, BlockError> {
 }
 
 /// Wipes a new authenticated volume.
-fn make_readable(key: &AeadKey, device: &Path, told: Told<'_>) -> Result<(), StorageError> {
+fn make_readable(
+    key: &AeadKey,
+    device: &Path,
+    on_progress: OnProgress<'_>,
+) -> Result<(), StorageError> {
     const FORMAT: &str = "format the data partition for authentication";
     let (mapper, mut wiping) = begin(key, device).map_err(StorageError::machinery(FORMAT))?;
-    while wiping.step(told)? {
+    while wiping.step(on_progress)? {
         if wiping.wipe.is_half_done() {
             failpoint!("storage.half_wiped");
         }
@@ -231,11 +235,11 @@ impl StorageBackend for System {
         &mut self,
         key: VolumeKey,
         device: &Path,
-        told: Told<'_>,
+        on_progress: OnProgress<'_>,
     ) -> Result<(), StorageError> {
         match key {
             VolumeKey::Xts(_) => Ok(()),
-            VolumeKey::Aead(key) => make_readable(&AeadKey::new(key), device, told),
+            VolumeKey::Aead(key) => make_readable(&AeadKey::new(key), device, on_progress),
         }
     }
 
@@ -298,12 +302,12 @@ impl StorageBackend for System {
         &mut self,
         payload: &Path,
         at: &Path,
-        told: Told<'_>,
+        on_progress: OnProgress<'_>,
     ) -> Result<bool, StorageError> {
         let Some(wiping) = &mut self.new_end else {
             return Ok(false);
         };
-        if wiping.step(told)? {
+        if wiping.step(on_progress)? {
             return Ok(true);
         }
         let closed = DeviceMapper::open().and_then(|mapper| mapper.remove(NEW_END));

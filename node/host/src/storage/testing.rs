@@ -15,7 +15,7 @@ use ring::digest;
 
 use super::header::REGION;
 use super::keys::VolumeKey;
-use super::{BoxError, StorageBackend, StorageError, Told};
+use super::{BoxError, OnProgress, StorageBackend, StorageError};
 
 /// A partition in a file of 4 MiB.
 #[derive(Clone, Debug)]
@@ -134,7 +134,7 @@ impl StorageBackend for Files {
         Ok(())
     }
 
-    fn prepare(&mut self, _: VolumeKey, _: &Path, _: Told<'_>) -> Result<(), StorageError> {
+    fn prepare(&mut self, _: VolumeKey, _: &Path, _: OnProgress<'_>) -> Result<(), StorageError> {
         self.step()
     }
 
@@ -193,7 +193,12 @@ impl StorageBackend for Files {
         self.step()
     }
 
-    fn grow_further(&mut self, _: &Path, _: &Path, _: Told<'_>) -> Result<bool, StorageError> {
+    fn grow_further(
+        &mut self,
+        _: &Path,
+        _: &Path,
+        _: OnProgress<'_>,
+    ) -> Result<bool, StorageError> {
         self.step()?;
         let take = |left: u32| left.checked_sub(1);
         let left = self
