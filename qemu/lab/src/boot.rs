@@ -87,6 +87,11 @@ impl Boot {
                 self.key = shown_key(&why).or(self.key.take());
                 self.wait_for(&why).then_some(Sign::Waiting(why))
             }
+            // The new end of a disk that was enlarged is wiped later, and nothing waits for it.
+            Report::Wiping(progress) if self.timeline.get(Phase::Storage).is_none() => {
+                let why = format!("its disk to be wiped: {progress}");
+                self.wait_for(&why).then_some(Sign::Waiting(why))
+            }
             Report::Extension(name, Some(why)) => Some(Sign::ExtensionRefused(name, why)),
             Report::Down(how) => {
                 self.down = Some(how);
@@ -94,6 +99,7 @@ impl Boot {
             }
             Report::Reached(..)
             | Report::State(_)
+            | Report::Wiping(_)
             | Report::Extension(_, None)
             | Report::Failpoint(_) => None,
         }

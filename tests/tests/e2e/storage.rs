@@ -11,7 +11,7 @@ use hearth_lab::Owner;
 use hearth_lab::record::Storage;
 use hearth_operator::unlock::{Keys, UnlockError};
 use hearth_tests::node::{Node, Running};
-use hearth_tests::{Operator, Outcome, TestCtx, here};
+use hearth_tests::{Operator, Outcome, TestCtx, bounds, here};
 
 /// The slots of the sealed configuration on the ESP.
 pub(crate) const SEALED: [&str; 2] = [
@@ -29,15 +29,6 @@ async fn found(node: &Node) -> anyhow::Result<String> {
     let listed = vm.owned().await?.one_healthy_node().await?;
     vm.power_off().await?;
     Ok(listed.id)
-}
-
-async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
-    Ok(vm
-        .owned()
-        .await?
-        .one_healthy_node()
-        .await?
-        .storage_security())
 }
 
 /// Replaces the owner of the cluster that this node has founded, and waits until the node has recorded the new one.

@@ -118,7 +118,8 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Decides when progress is told: at the beginning, then every 5 %, or every half a minute if that takes longer.
+/// Decides when progress is told: at the beginning, then every 5 %, or every half a minute if that takes longer, and at the
+/// end.
 #[derive(Debug)]
 pub(super) struct Pace {
     began: Instant,
@@ -150,7 +151,9 @@ impl Pace {
         });
         let progress = Progress { done, size, left };
         let is_due = self.told.is_none_or(|(at, percent)| {
-            progress.percent() >= percent + Self::STEP || now - at >= Self::REST
+            let more = progress.percent() - percent;
+            let is_end = done == size && more > 0;
+            more >= Self::STEP || is_end || now - at >= Self::REST
         });
         is_due.then(|| {
             self.told = Some((now, progress.percent()));
@@ -273,5 +276,14 @@ mod tests {
         let told: Vec<_> = told.map(|progress| progress.to_string()).collect();
         assert_eq!(told.len(), 4, "{told:?}");
         assert_eq!(told[3], "0 % of 320000 MiB, about 166 min left");
+        let mut wipe = Wipe::new(0..33 * CHUNK);
+        let mut pace = Pace::new(&wipe, began);
+        let mut last = None;
+        while wipe.chunk().is_some() {
+            wipe.written();
+            last = pace.tells(&wipe, began).or(last);
+        }
+        assert_eq!(last.map(|progress| progress.percent()), Some(100));
+        assert_eq!(pace.tells(&wipe, began), None, "the end is told once");
     }
 }
