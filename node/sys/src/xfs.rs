@@ -47,18 +47,17 @@ pub struct Grown {
 /// A file system never ends with a group of fewer blocks; it leaves them unused.
 const SMALLEST_GROUP: u64 = 64;
 
-/// A file system that is mounted at `at`.
-struct Mounted<'a> {
-    at: &'a Path,
+/// A file system that is mounted.
+struct Mounted {
     root: File,
     geometry: XfsGeometry,
 }
 
-impl<'a> Mounted<'a> {
-    fn at(at: &'a Path) -> Result<Self, XfsError> {
+impl Mounted {
+    fn at(at: &Path) -> Result<Self, XfsError> {
         let root = File::open(at).map_err(refused(at, "open"))?;
         let geometry = raw::xfs_geometry(root.as_fd()).map_err(refused(at, "get the size of"))?;
-        Ok(Self { at, root, geometry })
+        Ok(Self { root, geometry })
     }
 
     fn block(&self) -> u64 {
@@ -92,17 +91,17 @@ pub fn room(device: &Path, at: &Path) -> Result<Option<Range<u64>>, XfsError> {
 /// that large, the kernel reads its last block first.
 pub fn grow(device: &Path, at: &Path) -> Result<Option<Grown>, XfsError> {
     let before = Mounted::at(at)?;
-    let (root, wanted) = (before.root.as_fd(), before.possible(device)?);
     let XfsGeometry {
         blocks,
-        largest_inode_share,
+        largest_inode_share: inodes,
         ..
     } = before.geometry;
+    let wanted = before.possible(device)?;
     if wanted <= blocks {
         return Ok(None);
     }
-    raw::grow_xfs(root, wanted, largest_inode_share).map_err(refused(at, "grow"))?;
-    let after = Mounted::at(before.at)?.geometry;
+    raw::grow_xfs(before.root.as_fd(), wanted, inodes).map_err(refused(at, "grow"))?;
+    let after = Mounted::at(at)?.geometry;
     Ok((after.blocks > blocks).then(|| Grown {
         from: blocks * before.block(),
         to: after.blocks * before.block(),
