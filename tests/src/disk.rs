@@ -169,17 +169,6 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Creates a directory on the ESP.
-    ///
-    /// # Errors
-    /// If it exists.
-    pub async fn make_esp_directory(&self, path: &str) -> Outcome {
-        let mut command = self.mtool("mmd");
-        command.arg(format!("::{path}"));
-        tool::run(&command).await?;
-        Ok(())
-    }
-
     /// SHA-256 of all bytes of the data partition.
     ///
     /// # Errors

@@ -133,7 +133,6 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
     let mut node = test.node("node").raw_disk().install().await?;
     let on_esp = parameters_for_domain(&node.owner, "esp.example");
     let disk = node.disk().await?;
-    disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, b"not a message").await?;
     refuses(&mut node, None, &format!("{FROM_ESP}unknown field 13")).await?;
     // An error in fw_cfg never causes a fallback to the other source.
@@ -179,7 +178,6 @@ async fn the_esp_alone_is_enough() -> Outcome {
         bootstrap.initial_roles = Some(roles);
     }
     let disk = node.disk().await?;
-    disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, &parameters.encode_to_vec())
         .await?;
     node.parameters = None;
