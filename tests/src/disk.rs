@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use hearth_api::names;
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
@@ -120,6 +120,20 @@ impl RawDisk {
         let content = std::fs::read(&scratch).with_context(|| format!("cannot read {path}"))?;
         std::fs::remove_file(&scratch)?;
         Ok(content)
+    }
+
+    /// Puts another unified kernel image in the place of the one that the boot loader starts.
+    ///
+    /// # Errors
+    /// If there is not exactly one, or the ESP is full.
+    pub async fn replace_image(&self, content: &[u8]) -> Outcome {
+        let said = tool::run(self.mtool("mdir").arg("-b").arg("::/EFI/Linux")).await?;
+        let images = said.lines().filter_map(|line| line.strip_prefix("::"));
+        let images: Vec<&str> = images.filter(|path| path.ends_with(".efi")).collect();
+        let &[image] = &images[..] else {
+            bail!("expected one image, found {images:?}");
+        };
+        self.write_esp(image, content).await
     }
 
     /// Writes a file to the ESP, replacing an existing one.

@@ -35,6 +35,7 @@
 //! | [`debug`] | the debug service of the test image |
 //! | [`kubernetes`] | kubectl |
 //! | [`disk`] | a raw disk between two boots, by independent tools |
+//! | [`altered`] | images that were changed on a disk |
 //! | [`secrets`] | searches for leaked secrets |
 //!
 //! # Rules
@@ -45,6 +46,7 @@
 //!   that repeats it.
 //! - No test depends on the node's code, only on its interfaces, console and disk.
 
+pub mod altered;
 pub mod bounds;
 pub mod chrony;
 pub mod clients;

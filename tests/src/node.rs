@@ -161,6 +161,35 @@ impl Node {
         Ok(())
     }
 
+    /// Copies its disk to a file of this name in its folder; only while it is powered off.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub async fn copy_disk(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let to = self.run_dir.file(name);
+        copy(self.disk_path(), &to).await?;
+        Ok(to)
+    }
+
+    /// Gives its disk the content of such a copy, of its own disk or of another node's on the same image; only while it is
+    /// powered off. It gets no parameters any more.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub async fn restore_disk(&mut self, from: &Path) -> Outcome {
+        copy(from, self.disk_path()).await?;
+        self.parameters = None;
+        Ok(())
+    }
+
+    /// Takes its TPM away: its next start makes another one.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn replace_tpm(&self) -> Outcome {
+        fs::remove_dir_all(self.run_dir.tpm()).context("cannot remove the TPM")
+    }
+
     /// Its folder, which also has its owner's files.
     pub fn folder(&self) -> &Path {
         self.run_dir.path()
@@ -218,6 +247,13 @@ impl Running {
             _ => None,
         };
         lines.iter().filter_map(state).collect()
+    }
+
+    /// Whether its console has shown this milestone so far.
+    pub fn has_reached(&self, milestone: Milestone) -> bool {
+        let lines = self.console().last(usize::MAX);
+        let reached = |text| matches!(Report::parse(text), Some(Report::Reached(this, _)) if this == milestone);
+        lines.iter().any(|line| reached(&line.text))
     }
 
     /// Waits until it reports HOME in the boot of this number, the first of this start being 1: a machine that resets

@@ -10,6 +10,7 @@ mod clients;
 mod clock;
 mod commands;
 mod conformance;
+mod copies;
 mod disks;
 mod disown_cuts;
 mod extensions;

@@ -10,7 +10,7 @@ use hearth_tests::node::Running;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
 
 /// Part of the reason that a node shows while its cluster still hears its former boot.
-const OTHER_BOOT: &str = "the cluster still hears another boot of this node";
+pub(crate) const OTHER_BOOT: &str = "the cluster still hears another boot of this node";
 
 /// A node with insecure storage rejoins the same cluster by itself, without the parameters that founded it: after a
 /// power cut, and after a reboot by its owner.
