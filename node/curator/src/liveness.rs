@@ -8,6 +8,9 @@
 //! does not do that: the node is about to open another stream, here or at another curator. In the
 //! latter case the other curator overwrites the key, and this one stops tracking the node.
 //!
+//! One boot of a node is heard at a time. A boot that follows another one on the same machine takes its place at once; any
+//! other, such as that of a machine with a copy of the disk, is refused as long as the first is heard ([`join::hear`]).
+//!
 //! A node that shuts down or reboots announces it on its stream, and this is recorded in its key at
 //! once. So its next boot can join without waiting for the silence of this one.
 //!
@@ -18,12 +21,14 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::NodeState;
+use hearth_cluster::decisions::join;
 use hearth_cluster::state::{self, LivenessRecord};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, Lease, NamespacedClient};
@@ -103,8 +108,21 @@ impl HeartbeatTracker {
         self.streams.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Processes one heartbeat. When this returns `Ok`, the node's liveness key is in etcd.
-    pub async fn heartbeat(&self, stream: u64, node: NodeId, boot_id: &str) -> Result<(), Status> {
+    /// Checks that no other boot of the node is heard, for one that calls from `address`.
+    pub fn hears(&self, node: NodeId, boot_id: &str, address: IpAddr) -> Result<(), Status> {
+        let (heard, status) = self.cache.heard(node);
+        let heard = heard.as_deref();
+        join::hear(heard, status.as_ref(), boot_id, address, self.bound).map_err(Status::from)
+    }
+
+    /// Processes one heartbeat, which comes from `address`. When this returns `Ok`, the node's liveness key is in etcd.
+    pub async fn heartbeat(
+        &self,
+        stream: u64,
+        node: NodeId,
+        boot_id: &str,
+        address: IpAddr,
+    ) -> Result<(), Status> {
         self.reads.check()?;
         for _ in 0..WRITE_ATTEMPTS {
             let session = self.session().await?;
@@ -118,6 +136,7 @@ impl HeartbeatTracker {
                     "{node} is not UP in this cluster (any more)"
                 )));
             };
+            self.hears(node, boot_id, address)?;
             self.budgets.liveness(node)?;
             match self.attach(stream, node, boot_id, session, known).await {
                 Ok(()) => {}

@@ -329,20 +329,30 @@ impl World {
 
     /// Reports the node's address.
     pub async fn report(&self, node: &NodeCredentials, address: &str) {
+        let reported = self.report_as(BOOT_ID, node, address).await;
+        reported.unwrap();
+    }
+
+    /// The same as this boot of the node.
+    pub async fn report_as(
+        &self,
+        boot_id: &str,
+        node: &NodeCredentials,
+        address: &str,
+    ) -> Result<(), Status> {
         let request = UpdateNodeStatusRequest {
             node_id: id_of(node).to_string(),
             status: Some(NodeStatus {
                 external_address: address.into(),
                 version: "0.1.0".into(),
-                boot_id: BOOT_ID.into(),
+                boot_id: boot_id.into(),
                 address_counter: 1,
                 ..Default::default()
             }),
         };
         let mut curator = self.curator(node);
-        within_timeout("a report", curator.update_node_status(request))
-            .await
-            .unwrap();
+        let reported = within_timeout("a report", curator.update_node_status(request));
+        reported.await.map(drop)
     }
 
     /// Deletes a node's record.

@@ -12,12 +12,14 @@
 //! key. The last boots that were admitted are recorded, so that an operator can see when and from
 //! where the key was asked for. It is several of them, since a copy that gets the key while the
 //! node is off is followed by the node itself.
+//!
+//! Nodes that need no key run before they have joined. So which boot is heard is decided with each heartbeat and status, too.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use hearth_api::identity::{NodeId, PublicKey};
-use hearth_api::v1::{NodeJoin, NodeState, TpmUsage};
+use hearth_api::v1::{NodeJoin, NodeState, NodeStatus, TpmUsage};
 use hearth_consensus::fenced::Write;
 
 use super::admission::{self, Admission};
@@ -102,6 +104,33 @@ pub struct Boots {
     pub joins: Option<Versioned<Vec<NodeJoin>>>,
     /// The node's TPM, if it has proven anything before.
     pub endorsement: Option<Versioned<Endorsement>>,
+}
+
+/// Decides whether a boot of the node is heard: whether its heartbeats and its status count. While another one, `heard`, is
+/// heard, it is refused: two machines with one disk would otherwise take turns. A boot that calls from an address of the
+/// other one, as that has reported in `status`, follows it on the same machine and need not wait: an address is at one
+/// machine. `silence` is the time without heartbeats after which a boot has ended.
+///
+/// No key depends on this, so it may be less strict than [`admit`].
+pub fn hear(
+    heard: Option<&str>,
+    status: Option<&NodeStatus>,
+    boot_id: &str,
+    address: IpAddr,
+    silence: Duration,
+) -> Result<(), Rejection> {
+    let Some(heard) = heard.filter(|heard| *heard != boot_id) else {
+        return Ok(());
+    };
+    let address = address.to_canonical().to_string();
+    let is_its_own = |status: &&NodeStatus| {
+        status.boot_id == heard
+            && (status.external_address == address || status.second_address == address)
+    };
+    match status.filter(is_its_own) {
+        Some(_) => Ok(()),
+        None => Err(Rejection::OtherBoot { silence }),
+    }
 }
 
 /// Decides whether this boot of the node is the one that gets the key. `silence` is the time without
@@ -207,6 +236,37 @@ mod tests {
             node: Some(full(node_state).node),
             tombstone: None,
             is_member: false,
+        }
+    }
+
+    #[test]
+    fn one_boot_of_a_node_is_heard_unless_the_other_follows_at_its_address() {
+        let own = IpAddr::from(Ipv4Addr::new(192, 0, 2, 1));
+        let mapped = IpAddr::from(Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped());
+        let other = IpAddr::from(Ipv4Addr::new(192, 0, 2, 2));
+        let second = "2001:db8::1".parse().unwrap();
+        let of = |boot: &str| NodeStatus {
+            boot_id: boot.into(),
+            external_address: own.to_string(),
+            second_address: "2001:db8::1".into(),
+            ..NodeStatus::default()
+        };
+        let (current, stale) = (of("first"), of("older"));
+        let silence = Duration::from_secs(10);
+        let heard = |heard, status, address| hear(heard, status, "second", address, silence);
+        for (before, status, address, counts) in [
+            (None, Some(&current), other, true),
+            (Some("second"), None, other, true),
+            (Some("first"), Some(&current), own, true),
+            (Some("first"), Some(&current), mapped, true),
+            (Some("first"), Some(&current), second, true),
+            (Some("first"), Some(&current), other, false),
+            // Nothing is known of where the first one is.
+            (Some("first"), Some(&stale), own, false),
+            (Some("first"), None, own, false),
+        ] {
+            let result = heard(before, status, address);
+            assert_eq!(result.is_ok(), counts, "{before:?} {status:?} {address}");
         }
     }
 

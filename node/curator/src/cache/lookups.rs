@@ -42,6 +42,16 @@ impl Cache {
         }
     }
 
+    /// The boot of the node that a curator hears, and the last status that the node has reported.
+    pub fn heard(&self, id: NodeId) -> (Option<String>, Option<NodeStatus>) {
+        let contents = self.lock();
+        let boot_id = match contents.presence.liveness(id) {
+            Some(Liveness::Heard { boot_id, .. }) => Some(boot_id.clone()),
+            _ => None,
+        };
+        (boot_id, contents.records.status(id).cloned())
+    }
+
     /// The nodes whose liveness keys are attached to this lease, with the revisions of those keys.
     pub fn nodes_in_session(&self, session: Lease) -> Vec<(NodeId, i64)> {
         self.lock().presence.nodes_in_session(session)

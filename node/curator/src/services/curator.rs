@@ -94,6 +94,7 @@ impl Curator for Service {
         }
         let status = status.ok_or_else(|| Status::invalid_argument("status is required"))?;
         let status = check_status(status, remote, &self.core.reserved()?.ranges)?;
+        self.core.hearing.hears(caller, &status.boot_id, remote)?;
         self.store_status(caller, status).await?;
         Ok(Response::new(UpdateNodeStatusResponse {}))
     }
@@ -106,6 +107,7 @@ impl Curator for Service {
         let node = caller.node()?;
         let beats = Beats {
             node,
+            address: caller.remote().ip(),
             slot: self.core.budgets.heartbeat(node),
             peer: caller.peer().clone(),
             stream: self.core.hearing.stream(),
@@ -200,6 +202,8 @@ impl Curator for Service {
 struct Beats {
     core: Arc<Core>,
     node: NodeId,
+    /// Where the node calls from.
+    address: IpAddr,
     peer: PeerCertificate,
     stream: u64,
     slot: Slot,
@@ -248,7 +252,7 @@ impl Beats {
             return Ok(None);
         }
         core.hearing
-            .heartbeat(self.stream, self.node, &beat.boot_id)
+            .heartbeat(self.stream, self.node, &beat.boot_id, self.address)
             .await?;
         Ok(Some(HeartbeatResponse {
             interval_ms: Core::millis(core.timing.heartbeat_interval),

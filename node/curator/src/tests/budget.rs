@@ -181,7 +181,10 @@ async fn a_node_that_changes_its_boot_all_the_time_is_refused() {
     let world = World::new(timing(limits)).await;
     let beat = async |boot: &str| {
         let mut pulse = Pulse::open(&world, &world.node).await?;
-        pulse.beat_as(boot).await.map(|_| pulse)
+        pulse.beat_as(boot).await?;
+        // The next one follows at the same address.
+        world.report_as(boot, &world.node, "127.0.0.1").await?;
+        Ok::<_, Status>(pulse)
     };
     let mut last = None;
     for boot in ["boot-1", "boot-2", "boot-3"] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use hearth_api::client::Endpoint;
-use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket};
+use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeCredentials, NodeKey, Ticket};
 use hearth_api::private::StoredNode;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::curator_client::CuratorClient;
@@ -229,6 +229,40 @@ async fn another_boot_joins_when_the_former_one_has_ended_or_is_silent() {
     delete(&world, machine.selector(), true).await.unwrap();
     let key = state::joins_key(machine.id());
     assert!(world.client().get(&key).await.unwrap().is_none());
+    world.stop().await;
+}
+
+/// Of two machines with one disk, the one that is heard stays so: the other is refused, and says why. A boot that follows at the
+/// same address takes the place of the first at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_boot_of_a_node_is_heard() {
+    let world = World::new(quick()).await;
+    let machine = Machine::new();
+    let node = machine.becomes_a_node(&world).await;
+    let mut first = Pulse::open(&world, &node).await.unwrap();
+    first.beat().await.unwrap();
+    // Not the address from which the tests call.
+    world.report(&node, "192.0.2.7").await;
+    for _ in 0..2 {
+        let mut other = Pulse::open(&world, &node).await.unwrap();
+        let refused = other.beat_as("other").await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(refused.message().contains("another boot"), "{refused}");
+        let refused = world.report_as("other", &node, "127.0.0.1").await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        first.beat().await.unwrap();
+    }
+    let shown = machine.shown(&world).await.unwrap();
+    assert_eq!(shown.health(), NodeHealth::Healthy, "{shown:?}");
+    assert_eq!(shown.status.unwrap().boot_id, BOOT_ID);
+
+    world.report(&node, "127.0.0.1").await;
+    let mut next = Pulse::open(&world, &node).await.unwrap();
+    next.beat_as("next").await.unwrap();
+    world.report_as("next", &node, "127.0.0.1").await.unwrap();
+    first.beat().await.unwrap_err();
+    next.beat_as("next").await.unwrap();
     world.stop().await;
 }
 

@@ -526,7 +526,9 @@ async fn a_heartbeat_says_what_it_has_to() {
     pulse.beat_as("one-boot").await.unwrap();
     let refused = pulse.beat_as("another-boot").await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    // A new boot opens a new stream.
+    // A new boot, at the same address, opens a new stream.
+    let reported = world.report_as("one-boot", &world.node, "127.0.0.1");
+    reported.await.unwrap();
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat_as("another-boot").await.unwrap();
 
