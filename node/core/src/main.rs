@@ -1,11 +1,12 @@
-//! `/init`: PID 1, and the node core, which PID 1 starts from the same binary. The kubelet starts it under a
-//! third name, for the credentials of registries.
+//! `/init`: PID 1, and the node core, which PID 1 forks. The kubelet starts it under another name, for the credentials of
+//! registries.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
-        hearth_core::pid1::run()
+        hearth_core::pid1::run();
+        return hearth_core::boot::run();
     }
     if let Some(code) = hearth_kubernetes::registries::provider::run_if_called() {
         return code;

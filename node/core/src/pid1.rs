@@ -1,6 +1,6 @@
 //! PID 1: a small synchronous program that supervises the node core.
 //!
-//! It makes the root a mount from which containers can `pivot_root`, starts the core as a child,
+//! It makes the root a mount from which containers can `pivot_root`, forks the core as a child,
 //! reaps orphans, forwards signals, and powers off or reboots the machine when the core has
 //! exited: in order if the core requested it by its exit code, otherwise after reporting the
 //! reason on the console and in pstore.
@@ -8,18 +8,20 @@
 //! Why it is a separate process: reaping orphans needs `waitpid(-1)`, which would take the exit
 //! codes of children that the core waits for itself. And however the core fails, PID 1 has to
 //! remain to report it. So PID 1 is kept simple: it has no threads and no runtime and allocates
-//! little. It never returns, because the kernel would panic. An error in PID 1 is printed, and the
+//! little. It can be forked for this reason, and the core does not start the program anew, which takes longer. PID 1 never
+//! returns, because the kernel would panic. An error in PID 1 is printed, and the
 //! machine still reboots.
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use hearth_api::console::{Milestone, Report};
 use hearth_host::layout;
 use hearth_host::power::PowerRequest;
+use hearth_sys::fork::{Forked, fork};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot, set_cad_enabled};
@@ -31,8 +33,8 @@ use nix::unistd::{Pid, chdir, chroot, sync};
 /// exits.
 const KILLED_BOUND: Duration = Duration::from_secs(10);
 
-/// Runs as PID 1 until the machine goes down.
-pub fn run() -> ! {
+/// Runs as PID 1 until the machine goes down. Returns in the core.
+pub fn run() {
     say(&Report::Reached(Milestone::Kernel, kernel_release()));
     if let Err(errno) = make_root_mount() {
         // Without it containers fail to start; the node itself does not need it.
@@ -41,7 +43,8 @@ pub fn run() -> ! {
         ));
     }
     let ending = match supervise() {
-        Ok(status) => PowerRequest::of(status).ok_or_else(|| describe(status)),
+        Ok(None) => return,
+        Ok(Some(status)) => PowerRequest::of(status).ok_or_else(|| describe(status)),
         Err(error) => Err(format!("cannot start or supervise the core: {error}")),
     };
     match ending {
@@ -93,8 +96,8 @@ fn make_root_mount() -> Result<(), Errno> {
     chdir("/")
 }
 
-/// Starts the core and does PID 1's duties until it ends.
-fn supervise() -> io::Result<ExitStatus> {
+/// Starts the core and does PID 1's duties until it ends. Returns nothing in the core.
+fn supervise() -> io::Result<Option<ExitStatus>> {
     // Blocked, so that none is lost between two calls of `wait`. Real-time signals are not in the
     // set; the kernel does not deliver those to PID 1.
     let signals: SigSet = Signal::iterator().collect();
@@ -106,13 +109,19 @@ fn supervise() -> io::Result<ExitStatus> {
         ));
     }
     // The core inherits the blocked signals and unblocks them when it starts.
-    let core = Command::new("/init").arg0("hearth-core").spawn()?;
-    let core = Pid::from_raw(core.id().cast_signed());
+    let core = match fork()? {
+        Forked::Parent(core) => core,
+        Forked::Child => {
+            // Its name in lists of processes.
+            let _ = nix::sys::prctl::set_name(c"hearth-core");
+            return Ok(None);
+        }
+    };
     loop {
         match signals.wait()? {
             Signal::SIGCHLD => {
                 if let Some(status) = reap(core) {
-                    return Ok(status);
+                    return Ok(Some(status));
                 }
             }
             other => forward(core, other),

@@ -25,6 +25,7 @@ pub mod dhcp;
 pub mod dm;
 pub mod files;
 pub mod firmware;
+pub mod fork;
 pub mod fw_cfg;
 pub mod gpt;
 pub mod hostname;

@@ -4,7 +4,7 @@
 //! is no logic here; numbers and layouts are those of the kernel.
 #![allow(
     unsafe_code,
-    reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
+    reason = "ioctls, quotas, a packet socket, watched descriptors, fork and code between fork and exec have no safe wrapper"
 )]
 
 use std::ffi::{CStr, CString};
@@ -222,6 +222,18 @@ pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Comm
     // not allocate, and accesses no memory except its own copy of the parent's ID.
     unsafe {
         command.pre_exec(prepare);
+    }
+}
+
+/// Forks this process, which must have one thread; otherwise fails with EINVAL. Returns the child's ID in the parent, and
+/// nothing in the child.
+pub(super) fn fork() -> io::Result<Option<libc::pid_t>> {
+    // SAFETY: this changes nothing. It fails if there are other threads.
+    checked(unsafe { libc::unshare(libc::CLONE_THREAD) })?;
+    // SAFETY: there is no other thread that could hold a lock or change memory, so the child continues from the same state.
+    match checked(unsafe { libc::fork() })? {
+        0 => Ok(None),
+        child => Ok(Some(child)),
     }
 }
 
