@@ -22,7 +22,6 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::hosts::Host;
@@ -663,7 +662,7 @@ pub fn save_peer(
     Ok(())
 }
 
-/// Writes the CAs and the peer files in parallel, so that they share the disk's flushes: a
+/// Writes the CAs and the peer files together, so that they share the disk's flushes: a
 /// bootstrap waits for this. The order does not matter: the peer files are written again from the
 /// CAs as long as these have keys.
 fn write_all(
@@ -690,21 +689,11 @@ fn write_all(
         (peer.certificate(), as_pem("CERTIFICATE", &peer_certificate)),
         (peer.key(), as_pem("PRIVATE KEY", &key)),
     ];
-    thread::scope(|scope| {
-        let writers: Vec<_> = content
-            .iter()
-            .map(|(path, bytes)| {
-                scope.spawn(move || files::write_atomic(path, bytes, files::PRIVATE_FILE))
-            })
-            .collect();
-        for writer in writers {
-            match writer.join() {
-                Ok(written) => written?,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        Ok(())
-    })
+    let content: Vec<(&Path, &[u8])> = content
+        .iter()
+        .map(|(path, bytes)| (path.as_path(), bytes.as_slice()))
+        .collect();
+    Ok(files::write_all_atomic(&content, files::PRIVATE_FILE)?)
 }
 
 #[cfg(test)]

@@ -64,6 +64,32 @@ impl FileError {
 ///
 /// When this returns, the content is durable under its name. The directory must exist.
 pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    let (temporary, file) = write_temporary(path, bytes, mode)?;
+    file.sync_all().map_err(FileError::io(&temporary, "sync"))?;
+    drop(file);
+    fs::rename(&temporary, path).map_err(FileError::io(path, "replace the file"))?;
+    sync_dir(directory_of(path)?)
+}
+
+/// The same for several files of one file system, with as many flushes of the disk as for one. All are durable when this
+/// returns; a power cut before leaves each of them old or new.
+pub fn write_all_atomic(files: &[(&Path, &[u8])], mode: u32) -> Result<(), FileError> {
+    let temporaries = files
+        .iter()
+        .map(|(path, bytes)| Ok((write_temporary(path, bytes, mode)?.0, *path)))
+        .collect::<Result<Vec<_>, FileError>>()?;
+    let Some((first, _)) = temporaries.first() else {
+        return Ok(());
+    };
+    sync_file_system(directory_of(first)?)?;
+    for (temporary, path) in &temporaries {
+        fs::rename(temporary, path).map_err(FileError::io(path, "replace the file"))?;
+    }
+    sync_file_system(directory_of(first)?)
+}
+
+/// Writes what will be the file at `path` under its temporary name.
+fn write_temporary(path: &Path, bytes: &[u8], mode: u32) -> Result<(PathBuf, File), FileError> {
     let temporary = temporary_name(path)?;
     // The mode passed to open() does not apply to a stray file of an earlier power cut, hence the
     // explicit chmod below, before the file has any content.
@@ -79,10 +105,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileErro
         .map_err(FileError::io(&temporary, "set the permissions"))?;
     file.write_all(bytes)
         .map_err(FileError::io(&temporary, "write"))?;
-    file.sync_all().map_err(FileError::io(&temporary, "sync"))?;
-    drop(file);
-    fs::rename(&temporary, path).map_err(FileError::io(path, "replace the file"))?;
-    sync_dir(directory_of(path)?)
+    Ok((temporary, file))
 }
 
 /// Reads the whole file; `None` if it does not exist.
@@ -264,6 +287,25 @@ mod tests {
     }
 
     /// The blocks are seen by a second name of the file.
+    #[test]
+    fn several_files_are_written_together_or_an_error_says_which() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        for bytes in [&b"first, and longer"[..], b"second"] {
+            write_all_atomic(&[(&one, bytes), (&two, b"same")], PRIVATE_FILE).unwrap();
+            assert_eq!(fs::read(&one).unwrap(), bytes);
+            assert_eq!(fs::read(&two).unwrap(), b"same");
+        }
+        assert_eq!(mode_of(&one), PRIVATE_FILE);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        // None of them is replaced if one cannot be written.
+        let nowhere = dir.path().join("no/such");
+        let error = write_all_atomic(&[(&one, b"third"), (&nowhere, b"")], PRIVATE_FILE);
+        assert!(error.unwrap_err().to_string().contains("no/"));
+        assert_eq!(fs::read(&one).unwrap(), b"second");
+        write_all_atomic(&[], PRIVATE_FILE).unwrap();
+    }
+
     #[test]
     fn erased_files_are_overwritten_and_removed() {
         let dir = tempfile::tempdir().unwrap();
