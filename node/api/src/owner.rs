@@ -13,6 +13,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::StatVfsMountFlags;
 use zeroize::Zeroizing;
 
 use crate::identity::{FirstContactSecret, OwnerKey, PublicKey};
@@ -178,10 +179,13 @@ impl fmt::Display for PublicHalf {
 
 /// Reads an owner key or a recovery key, and returns its public half.
 pub fn read_public_half(path: &Path) -> Result<PublicHalf, OwnerFileError> {
-    if read(path)?.trim_start().starts_with(PEM) {
-        return Ok(PublicHalf::Owner(read_key(path)?.public()));
+    // Once: it may be a pipe.
+    let text = read(path)?;
+    if text.trim_start().starts_with(PEM) {
+        return Ok(PublicHalf::Owner(parse_key(path, &text)?.public()));
     }
-    Ok(PublicHalf::Recovery(read_recovery_key(path)?.recipient()))
+    let key = RecoveryKey::from_bytes(*parse_line(path, &text)?);
+    Ok(PublicHalf::Recovery(key.recipient()))
 }
 
 /// Generates an owner key and writes it to a new file.
@@ -193,7 +197,11 @@ pub fn create_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
 
 /// Reads an owner key.
 pub fn read_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
-    OwnerKey::from_pkcs8_pem(&read(path)?).map_err(|_| OwnerFileError::Content {
+    parse_key(path, &read(path)?)
+}
+
+fn parse_key(path: &Path, text: &str) -> Result<OwnerKey, OwnerFileError> {
+    OwnerKey::from_pkcs8_pem(text).map_err(|_| OwnerFileError::Content {
         path: path.to_owned(),
         wanted: "an Ed25519 private key, PKCS #8 in PEM",
     })
@@ -232,7 +240,10 @@ fn write_line(path: &Path, secret: &[u8; 32]) -> Result<(), OwnerFileError> {
 
 /// Reads what [`write_line`] has written.
 fn read_line(path: &Path) -> Result<Zeroizing<[u8; 32]>, OwnerFileError> {
-    let text = read(path)?;
+    parse_line(path, &read(path)?)
+}
+
+fn parse_line(path: &Path, text: &str) -> Result<Zeroizing<[u8; 32]>, OwnerFileError> {
     let mut bytes = Zeroizing::new([0; 32]);
     hex::decode_to_slice(text.trim(), &mut bytes[..]).map_err(|_| OwnerFileError::Content {
         path: path.to_owned(),
@@ -272,8 +283,8 @@ fn read(path: &Path) -> Result<Zeroizing<String>, OwnerFileError> {
         source,
     };
     let file = fs::File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode() & 0o777;
-    if mode & 0o077 != 0 {
+    let readers = Readers::of(&file).map_err(failed)?;
+    if let Readers::Others { mode, fixed: false } = readers {
         return Err(OwnerFileError::Open {
             path: path.to_owned(),
             mode,
@@ -284,6 +295,54 @@ fn read(path: &Path) -> Result<Zeroizing<String>, OwnerFileError> {
         .read_to_string(&mut text)
         .map_err(failed)?;
     Ok(text)
+}
+
+/// Who can read a file.
+enum Readers {
+    Owner,
+    /// Group or others. `fixed`: this user cannot change that.
+    Others {
+        mode: u32,
+        fixed: bool,
+    },
+}
+
+impl Readers {
+    fn of(file: &fs::File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let mode = metadata.mode() & 0o777;
+        // The mode of a pipe says nothing about who can read it.
+        if !metadata.is_file() || mode & 0o077 == 0 {
+            return Ok(Self::Owner);
+        }
+        let user = rustix::process::geteuid();
+        let is_own = user.is_root() || metadata.uid() == user.as_raw();
+        let mounted = rustix::fs::fstatvfs(file)?.f_flag;
+        let fixed = !is_own || mounted.contains(StatVfsMountFlags::RDONLY);
+        Ok(Self::Others { mode, fixed })
+    }
+}
+
+/// The permission bits of a key or secret that others can read as well, where this user cannot change that: the file
+/// belongs to somebody else, or its file system is read-only, as that of a mounted secret. Such files are read all the same;
+/// whoever does so warns of it.
+///
+/// # Errors
+/// If the file cannot be opened.
+pub fn readable_by_others(path: &Path) -> Result<Option<u32>, OwnerFileError> {
+    let failed = |source| OwnerFileError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    // A pipe is opened once, by whoever reads the key.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Ok(None);
+    }
+    let file = fs::File::open(path).map_err(failed)?;
+    Ok(match Readers::of(&file).map_err(failed)? {
+        Readers::Others { mode, fixed: true } => Some(mode),
+        Readers::Others { fixed: false, .. } | Readers::Owner => None,
+    })
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ use hearth_api::names::PORT_NODE_MANAGEMENT;
 pub(crate) use cluster::{Cluster, Configure, FormerSetting};
 pub(crate) use settings::Assignment;
 
+/// The name of a file that stands for standard input or standard output.
+pub(crate) const STANDARD_STREAM: &str = "-";
+
 /// The port of a URL that names none.
 const HTTPS: u16 = 443;
 
@@ -96,7 +99,8 @@ pub(crate) enum Image {
     /// Under the admission policy KNOWN_IMAGES, nodes may boot trusted images
     /// only. Trust a new image before the first node boots it.
     Trust {
-        /// The file measurements.json, which is beside the image
+        /// The file measurements.json, which is beside the image; "-" for
+        /// standard input
         file: PathBuf,
     },
     /// List trusted images
@@ -130,10 +134,13 @@ pub(crate) enum Kubernetes {
     /// credential plugin, which gets a certificate for the user of the current
     /// context.
     Kubeconfig {
-        /// Write to this file (mode 0600) instead of standard output. An
-        /// existing file is replaced
+        /// Write to this file (mode 0600) instead of standard output, which is
+        /// "-". An existing regular file is replaced
         #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
+        file: Option<PathBuf>,
+        /// Output format
+        #[arg(short = 'o', long, value_enum, default_value_t = KubeconfigFormat::Json, value_name = "FORMAT")]
+        output: KubeconfigFormat,
         /// URL of the API server, such as https://127.0.0.1:6443 [default: the
         /// first API server that accepts a connection, through the routes of
         /// the context]
@@ -502,7 +509,10 @@ pub(crate) enum Owner {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Context {
     /// List contexts
-    List,
+    List {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Set the current context
     Use {
         /// Context name
@@ -539,6 +549,13 @@ pub(crate) struct Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Table,
+    Json,
+}
+
+/// The format of a kubeconfig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KubeconfigFormat {
+    /// JSON, which is YAML, too
     Json,
 }
 

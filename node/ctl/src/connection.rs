@@ -94,13 +94,14 @@ impl Session {
                     Ok(operator) => operator.nodes().await.ok(),
                     Err(_) => None,
                 };
-                let mut contexts = Contexts::load(Some(self.file.clone()))?;
-                contexts.renew(&self.name, &exchanged)?;
-                // Not a reason to fail: those that are known have just answered.
-                if let Some(nodes) = nodes {
-                    contexts.learn(&self.name, &nodes);
-                }
-                contexts.save()?;
+                Contexts::change(Some(self.file.clone()), |contexts| {
+                    contexts.renew(&self.name, &exchanged)?;
+                    // Not a reason to fail: those that are known have just answered.
+                    if let Some(nodes) = nodes {
+                        contexts.learn(&self.name, &nodes);
+                    }
+                    Ok(())
+                })?;
                 Ok(Some(exchanged.credentials))
             }
             // The command itself says what is wrong, if anything is.

@@ -92,8 +92,23 @@ impl Contexts {
         Ok(Self { path, stored })
     }
 
+    /// Changes the file. Other processes that do the same wait meanwhile, so nothing of theirs is lost.
+    pub(crate) fn change<T>(
+        path: Option<PathBuf>,
+        change: impl FnOnce(&mut Self) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let path = path.map_or_else(default_path, Ok)?;
+        let _lock = files::Lock::of(&path).map_err(|error| {
+            Failure::new(Kind::Local, format!("lock {}", path.display())).because(error)
+        })?;
+        let mut contexts = Self::load(Some(path))?;
+        let changed = change(&mut contexts)?;
+        contexts.save()?;
+        Ok(changed)
+    }
+
     /// Writes the file.
-    pub(crate) fn save(&self) -> Result<(), Failure> {
+    fn save(&self) -> Result<(), Failure> {
         let failed = || Failure::new(Kind::Local, format!("write {}", self.path.display()));
         let mut json =
             serde_json::to_vec_pretty(&self.stored).map_err(|error| failed().because(error))?;
@@ -155,7 +170,7 @@ impl Contexts {
         endpoints: &[Endpoint],
         credentials: &UserCredentials,
         leaf: &Leaf,
-        key: &Path,
+        key: &KeyFile,
     ) -> Result<(), Failure> {
         let name = valid_name(name)?;
         let certificate = PathBuf::from(format!("{name}.certificate.pem"));
@@ -170,9 +185,7 @@ impl Contexts {
             learned: Vec::new(),
             certificate,
             renew_after: Some(renew_after(leaf)),
-            key: fs::canonicalize(key).map_err(|error| {
-                Failure::new(Kind::Local, format!("find {}", key.display())).because(error)
-            })?,
+            key: key.0.clone(),
         };
         self.stored.contexts.insert(name.to_owned(), context);
         self.stored.current = Some(name.to_owned());
@@ -263,6 +276,25 @@ impl Contexts {
     }
 }
 
+/// A private key file that a context can refer to.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyFile(PathBuf);
+
+impl KeyFile {
+    /// Its links stay: a mounted secret is replaced by changing one of them.
+    pub(crate) fn new(path: &Path) -> Result<Self, Failure> {
+        let failed = || Failure::new(Kind::Local, format!("use the key {}", path.display()));
+        let metadata = fs::metadata(path).map_err(|error| failed().because(error))?;
+        if !metadata.is_file() {
+            return Err(
+                failed().because("expected a regular file: it is read again by each command")
+            );
+        }
+        let path = std::path::absolute(path).map_err(|error| failed().because(error))?;
+        Ok(Self(path))
+    }
+}
+
 /// When a certificate that was just issued is to be renewed: after half of its time.
 fn renew_after(leaf: &Leaf) -> u64 {
     let now = tls::now(&tls::wall_clock()).as_secs();
@@ -336,7 +368,7 @@ impl Context {
 }
 
 /// Checks the name of a context, because it becomes part of a file name.
-fn valid_name(name: &str) -> Result<&str, Failure> {
+pub(crate) fn valid_name(name: &str) -> Result<&str, Failure> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=63).contains(&name.len()) && name.bytes().all(good) && !name.starts_with('.') {
         Ok(name)
@@ -398,6 +430,7 @@ mod tests {
             ca: cluster.ca().clone(),
             key: SigningKey::clone(&key),
         };
+        let key_file = KeyFile::new(&key_path).expect("a file");
         let now = tls::now(&tls::wall_clock());
         let leaf = cluster.parsed_ca().verify(&credentials.certificate, now);
         let leaf = leaf.expect("proper");
@@ -411,11 +444,11 @@ mod tests {
                 std::slice::from_ref(&endpoint),
                 &credentials,
                 &leaf,
-                &key_path,
+                &key_file,
             )
             .expect("added");
         contexts
-            .add("two", &[], &credentials, &leaf, &key_path)
+            .add("two", &[], &credentials, &leaf, &key_file)
             .expect("added");
         contexts.select("one").expect("there");
         assert!(contexts.select("three").is_err());
@@ -430,7 +463,7 @@ mod tests {
                 std::slice::from_ref(&endpoint),
                 &credentials,
                 &leaf,
-                &key_path,
+                &key_file,
             )
             .expect("added again");
         let node = |address: &str, is_member: bool, state: NodeState| Node {

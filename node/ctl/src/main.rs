@@ -16,6 +16,7 @@ mod connection;
 mod context;
 mod failure;
 mod files;
+mod keys;
 mod output;
 mod reference;
 mod table;

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 mod clock;
 mod consensus;
+mod context;
 mod firewall;
 mod image;
 mod kubernetes;
@@ -23,6 +24,7 @@ mod unlocking;
 
 use clock::Clock;
 pub(crate) use consensus::Consensus;
+pub(crate) use context::{ListedContext, context_table};
 pub(crate) use firewall::Firewall;
 pub(crate) use image::{Image, image_table};
 pub(crate) use kubernetes::KubernetesStatus;

@@ -285,7 +285,10 @@ impl Management for Answering {
         request: Request<TrustImageRequest>,
     ) -> Result<Response<TrustImageResponse>, Status> {
         self.called("TrustImage");
-        self.script().images.extend(request.into_inner().image);
+        let images = &mut self.script().images;
+        let image = request.into_inner().image.unwrap_or_default();
+        images.retain(|other| other.parts != image.parts);
+        images.push(image);
         Ok(Response::new(TrustImageResponse {}))
     }
 

@@ -10,7 +10,6 @@ use std::path::Path;
 use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
-use hearth_api::owner;
 use hearth_api::v1::GetRegisterTicketRequest;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_operator::unlock::Scope;
@@ -18,9 +17,9 @@ use hearth_operator::{Operator, OwnershipError};
 
 use super::{INFO, cluster_info, print, print_json};
 use crate::args::{Cluster, Format, Global};
-use crate::context::{self, Contexts};
+use crate::context::{self, Contexts, KeyFile};
 use crate::failure::{Failure, Kind};
-use crate::{connection, output};
+use crate::{connection, keys, output};
 
 pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
     match command {
@@ -96,12 +95,11 @@ async fn take_ownership(
 ) -> Result<(), Failure> {
     // Check everything on this machine before the first call.
     let endpoints = connection::given_endpoints(global)?;
-    let key = owner::read_key(key_file)
-        .map_err(|error| Failure::new(Kind::Local, "read the owner key").because(error))?;
-    let secret = owner::read_first_contact_secret(secret_file).map_err(|error| {
-        Failure::new(Kind::Local, "read the first-contact secret").because(error)
-    })?;
-    let mut contexts = Contexts::load(global.config.clone())?;
+    let file = KeyFile::new(key_file)?;
+    let key = keys::owner_key(key_file)?;
+    let secret = keys::first_contact_secret(secret_file)?;
+    name.as_deref().map(context::valid_name).transpose()?;
+    Contexts::load(global.config.clone())?;
 
     let options = connection::options(global);
     let owned = Operator::take_ownership(&key, &secret, endpoints.to_vec(), options).await;
@@ -109,12 +107,13 @@ async fn take_ownership(
     let cluster = leaf.identity.cluster;
     let name = name.unwrap_or_else(|| context::default_name(cluster));
     let credentials = operator.credentials();
-    contexts.add(&name, endpoints, credentials, &leaf, key_file)?;
     // The context works without, and learns them later.
-    if let Ok(nodes) = operator.nodes().await {
+    let nodes = operator.nodes().await.unwrap_or_default();
+    Contexts::change(global.config.clone(), |contexts| {
+        contexts.add(&name, endpoints, credentials, &leaf, &file)?;
         contexts.learn(&name, &nodes);
-    }
-    contexts.save()?;
+        Ok(())
+    })?;
     print(&format!(
         "logged in as {} of cluster {cluster}; current context is now {name}\n",
         leaf.identity.subject

@@ -1,7 +1,7 @@
 //! `hearthctl image`: which images nodes may boot.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use hearth_api::client::{Channel, within};
 use hearth_api::v1::management_client::ManagementClient;
@@ -9,7 +9,7 @@ use hearth_api::v1::{self, GetTrustedImagesRequest, RevokeImageRequest, TrustIma
 use hearth_tpm::images::TrustedImage;
 
 use super::{print, print_json};
-use crate::args::{Format, Global, Image};
+use crate::args::{Format, Global, Image, STANDARD_STREAM};
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
@@ -23,8 +23,11 @@ pub(super) async fn run(global: &Global, command: Image) -> Result<(), Failure> 
 
 async fn trust(global: &Global, file: &Path) -> Result<(), Failure> {
     let read = || format!("read {}", file.display());
-    let content =
-        fs::read(file).map_err(|error| Failure::new(Kind::Local, read()).because(error))?;
+    let content = match file == STANDARD_STREAM {
+        true => io::read_to_string(io::stdin()).map(String::into_bytes),
+        false => fs::read(file),
+    };
+    let content = content.map_err(|error| Failure::new(Kind::Local, read()).because(error))?;
     let image = TrustedImage::parse(&content).map_err(|error| {
         Failure::new(Kind::Local, read())
             .because(error)

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::{INFO, cluster_info, print, print_json};
-use crate::args::{Format, Global, Kubernetes};
+use crate::args::{Format, Global, KubeconfigFormat, Kubernetes, STANDARD_STREAM};
 use crate::connection::{self, Session};
 use crate::context::to_pem;
 use crate::failure::{Failure, Kind};
@@ -38,7 +38,8 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
     match command {
         Kubernetes::Status { output } => status(global, output.form).await,
         Kubernetes::Kubeconfig {
-            output,
+            file,
+            output: KubeconfigFormat::Json,
             server,
             tls_server_name,
             embed,
@@ -53,8 +54,8 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
                 true => access.embedded(),
                 false => exec(global, &session)?,
             };
-            let file = kubeconfig(&session.name, &access, &server, tls_server_name, user);
-            write(output.as_deref(), &file)
+            let content = kubeconfig(&session.name, &access, &server, tls_server_name, user);
+            write(file.as_deref(), &content)
         }
         Kubernetes::Credential => {
             let access = Access::ask(global, &Session::new(global)?).await?;
@@ -233,14 +234,17 @@ fn kubeconfig(
 }
 
 fn write(file: Option<&Path>, content: &Value) -> Result<(), Failure> {
-    let Some(path) = file else {
-        return print_json(content);
+    let path = match file {
+        Some(path) if path != STANDARD_STREAM => path,
+        _ => return print_json(content),
     };
     files::write_private(path, format!("{content:#}\n").as_bytes()).map_err(|error| {
         Failure::new(Kind::Local, format!("write {}", path.display())).because(error)
     })?;
-    print(&format!(
-        "kubectl --kubeconfig {} get nodes\n",
+    // Standard output may be where it was written to.
+    eprintln!(
+        "hearthctl: use it with kubectl --kubeconfig {}",
         path.display()
-    ))
+    );
+    Ok(())
 }

@@ -13,6 +13,7 @@ use hearth_api::recovery::console::{BEGIN, ConsoleChallenge, END};
 use super::print;
 use crate::args::{Global, Owner};
 use crate::failure::{Failure, Kind};
+use crate::keys;
 
 pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> {
     match command {
@@ -58,7 +59,7 @@ pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> 
 }
 
 fn answer(recovery_key: &Path, challenge: Option<&Path>) -> Result<(), Failure> {
-    let key = owner::read_recovery_key(recovery_key).map_err(failed("read the recovery key"))?;
+    let key = keys::recovery_key(recovery_key)?;
     let unread = |error| Failure::new(Kind::Local, "read the challenge").because(error);
     let text = match challenge {
         Some(path) => fs::read_to_string(path).map_err(unread)?,
@@ -107,7 +108,7 @@ fn typed() -> io::Result<String> {
 }
 
 fn public_key(file: &Path) -> Result<(), Failure> {
-    let half = owner::read_public_half(file).map_err(failed("read the key"))?;
+    let half = keys::public_half(file)?;
     print(&format!("{half}\n"))
 }
 

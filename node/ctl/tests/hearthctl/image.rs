@@ -22,6 +22,13 @@ async fn images_are_trusted_listed_and_revoked() {
     let image = digest("ab");
     let said = f.ok(&["image", "trust", file]).await;
     assert_eq!(said, format!("image {image} is trusted\n"));
+    let piped = f
+        .command(&["image", "trust", "-"])
+        .stdin(std::fs::File::open(file).expect("the file"))
+        .output()
+        .await
+        .expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&piped.stdout), said);
     let listed = f.json(&["image", "list", "-o", "json"]).await;
     assert_eq!(listed[0]["parts"], json!(image));
     assert_eq!(listed[0]["programs"][2], json!(digest("04")));

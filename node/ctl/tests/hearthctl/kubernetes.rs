@@ -22,7 +22,7 @@ fn with_servers(fixture: &Fixture, servers: &[&str]) -> Script {
     }
 }
 
-async fn start(fixture: &Fixture, servers: &[&str]) -> TestCurator {
+pub(super) async fn start(fixture: &Fixture, servers: &[&str]) -> TestCurator {
     let script = with_servers(fixture, servers);
     let curator = TestCurator::start(&fixture.cluster, script, wall_clock()).await;
     fixture.take_ownership(&curator).await;
@@ -56,8 +56,10 @@ async fn kubectl_is_told_how_to_call_this_program() {
         "--server",
         "https://127.0.0.1:7",
     ];
-    let written = [&kubeconfig[..], &["--output", text(&file)]].concat();
-    let hint = fixture.ok(&written).await;
+    let written = [&kubeconfig[..], &["--file", text(&file)]].concat();
+    let output = fixture.run(&written).await;
+    assert!(output.status.success(), "{output:?}");
+    let hint = String::from_utf8_lossy(&output.stderr);
     assert!(
         hint.contains(&format!("--kubeconfig {}", file.display())),
         "{hint}"

@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod etcd;
+mod files;
 mod image;
 mod kubernetes;
 mod ownership;
@@ -335,7 +336,7 @@ async fn secrets_stay_where_they_are() {
             path.display()
         );
     }
-    assert_eq!(files, 2, "the contexts and one certificate");
+    assert_eq!(files, 3, "the contexts, their lock, one certificate");
 }
 
 #[tokio::test]

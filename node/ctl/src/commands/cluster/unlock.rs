@@ -11,9 +11,9 @@ use std::time::Duration;
 use hearth_api::client::{Channel, Endpoint, within};
 use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::names::{PORT_CURATOR, PORT_UNLOCK};
+use hearth_api::tls;
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::{owner, tls};
 use hearth_operator::unlock::{
     Found, Keys, Outcome, Quorum, Scope, Search, Step, UnlockError, unlock,
 };
@@ -24,7 +24,7 @@ use crate::args::{Format, Global};
 use crate::connection::{self, Session};
 use crate::context::{Context, Contexts};
 use crate::failure::{Failure, Kind};
-use crate::output;
+use crate::{keys, output};
 
 /// Polling interval while the cluster does not answer.
 const LOOK: Duration = Duration::from_secs(1);
@@ -49,14 +49,9 @@ struct Known {
 
 pub(super) async fn run(global: &Global, request: Request<'_>) -> Result<(), Failure> {
     // Check everything on this machine before the first call.
-    let failed = |what: &str| {
-        let failure = Failure::new(Kind::Local, what);
-        move |error: owner::OwnerFileError| failure.because(error)
-    };
     let keys = Keys {
-        owner: owner::read_key(request.owner_key).map_err(failed("read the owner key"))?,
-        recovery: owner::read_recovery_key(request.recovery_key)
-            .map_err(failed("read the recovery key"))?,
+        owner: keys::owner_key(request.owner_key)?,
+        recovery: keys::recovery_key(request.recovery_key)?,
     };
     let mut known = Known::load(global)?;
     let found = known.search.find().await.map_err(|error| {

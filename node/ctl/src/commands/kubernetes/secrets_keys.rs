@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use hearth_api::client::{Channel, within};
 use hearth_api::identity::ClusterId;
-use hearth_api::owner;
 use hearth_api::recovery::{RecoveryError, RecoveryKey, RecoveryRecipient};
 use hearth_api::secrets_keys::{Generation, find_wrapped, parse_wrapped, wrapped_message};
 use hearth_api::v1::get_secrets_keys_response::Key;
@@ -19,9 +18,9 @@ use tonic::Status;
 
 use super::super::{INFO, cluster_info, or_interrupted, passing, print, print_json, tell};
 use crate::args::{Format, Global};
-use crate::connection;
 use crate::failure::{Failure, Kind};
 use crate::output::{SecretsKeys, safe};
+use crate::{connection, keys};
 
 const SETTING: &str = "kubernetes.secrets_key_generation";
 /// Polling interval of a wait.
@@ -129,8 +128,7 @@ async fn follow(
 }
 
 pub(super) async fn recover(global: &Global, file: &Path, form: Format) -> Result<(), Failure> {
-    let recovery = owner::read_recovery_key(file)
-        .map_err(|error| Failure::new(Kind::Local, "read the recovery key").because(error))?;
+    let recovery = keys::recovery_key(file)?;
     let mut calls = Calls::open(global).await?;
     let info = cluster_info(global, &mut calls.management, INFO).await?;
     let cluster = ClusterId::try_from(&info.cluster_id[..])

@@ -10,7 +10,7 @@ use hearth_api::certificates::Leaf;
 use hearth_api::client::Endpoint;
 use hearth_api::escrow::EscrowError;
 use hearth_api::identity::{ClusterId, FirstContactSecret, OwnerKey};
-use hearth_api::owner::{self, KEY_FILE, NewKeys, RECOVERY_KEY_FILE};
+use hearth_api::owner::{KEY_FILE, NewKeys, RECOVERY_KEY_FILE};
 use hearth_api::ownership::Replacement;
 use hearth_api::v1::{Node, NodeState};
 use hearth_operator::{Operator, OwnershipError};
@@ -20,9 +20,9 @@ use super::super::cluster::not_owned;
 use super::super::{or_interrupted, passing, print, print_json, tell};
 use super::failed;
 use crate::args::{Format, Global};
-use crate::context::{self, Contexts};
+use crate::context::{self, Contexts, KeyFile};
 use crate::failure::{Failure, Kind};
-use crate::{connection, output};
+use crate::{connection, keys, output};
 
 /// Polling interval while nodes record the new keys.
 const LOOK: Duration = Duration::from_secs(1);
@@ -45,13 +45,13 @@ struct Known<'a> {
 
 pub(super) async fn run(global: &Global, request: Request<'_>) -> Result<(), Failure> {
     // Check everything on this machine before the first call.
-    let former = owner::read_key(request.owner_key).map_err(failed("read the owner key"))?;
-    let secret = owner::read_first_contact_secret(request.first_contact_secret);
-    let mut contexts = Contexts::load(global.config.clone())?;
+    let former = keys::owner_key(request.owner_key)?;
+    let secret = keys::first_contact_secret(request.first_contact_secret)?;
+    let contexts = Contexts::load(global.config.clone())?;
     let known = Known {
         global,
         endpoints: endpoints(global, &contexts)?,
-        secret: secret.map_err(failed("read the first-contact secret"))?,
+        secret,
     };
     let new = NewKeys::create_or_read(request.folder).map_err(failed("create the new keys"))?;
     if new.key.public() == former.public() {
@@ -69,10 +69,11 @@ pub(super) async fn run(global: &Global, request: Request<'_>) -> Result<(), Fai
     };
     let cluster = leaf.identity.cluster;
     let name = name(global, &contexts, cluster);
-    let key_file = request.folder.join(KEY_FILE);
-    let credentials = operator.credentials();
-    contexts.add(&name, &known.endpoints, credentials, &leaf, &key_file)?;
-    contexts.save()?;
+    let key_file = KeyFile::new(&request.folder.join(KEY_FILE))?;
+    Contexts::change(global.config.clone(), |contexts| {
+        let credentials = operator.credentials();
+        contexts.add(&name, &known.endpoints, credentials, &leaf, &key_file)
+    })?;
     eprintln!("hearthctl: logged in with the new owner key; context {name}");
 
     let (nodes, waited) = wait(&operator, &new, request.wait).await;
