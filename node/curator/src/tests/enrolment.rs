@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use hearth_api::client::Endpoint;
-use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeCredentials, NodeKey, Ticket};
+use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket};
 use hearth_api::private::StoredNode;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::curator_client::CuratorClient;
