@@ -1,8 +1,9 @@
 //! Checks that the tests that `tests/README.md` names for each fault exist.
 //!
-//! A name is `SUITE::TEST` or `CRATE::MODULE::TEST`, with the crate's `hearth-` omitted. Braces contain alternatives,
-//! as in a shell, and `…` stands for several tests, which are not checked. A test exists if its name occurs as a word
-//! in the suite's file, or in a source file of the crate, because macros define tests, too.
+//! A name is `SUITE::TEST` or `CRATE::MODULE::TEST`, with the crate's `hearth-` omitted, and as it is written or as Rust
+//! has it. Braces contain alternatives, as in a shell, and `…` stands for several tests, which are not checked. A test
+//! exists if its name occurs as a word in a file of the suite, or in a source file of the crate, because macros define
+//! tests, too.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,9 +33,10 @@ pub(super) fn are_tested_as_stated(
     let mut known: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for name in named(sources.text(Path::new(TABLE))?) {
         let (first, test) = (first(&name), last(&name));
-        let texts = known
-            .entry(first.to_owned())
-            .or_insert_with(|| texts(sources, first, crates.get(first).copied()));
+        let texts = known.entry(first.to_owned()).or_insert_with(|| {
+            let of_crate = crates.get(first.replace('_', "-").as_str());
+            texts(sources, first, of_crate.copied())
+        });
         if texts.is_empty() {
             wrong.push(format!(
                 "{TABLE}: {name}: {first} is neither a suite nor a crate"
@@ -46,12 +48,13 @@ pub(super) fn are_tested_as_stated(
     Ok(())
 }
 
-/// The sources of the suite of this name and of the crate, if there is one, in this folder.
+/// The sources of the suite of this name, and of the crate, if there is one, in this folder.
 fn texts<'a>(sources: &'a Sources, name: &str, folder: Option<&Path>) -> Vec<&'a str> {
-    let suite = Path::new("tests/tests/e2e").join(format!("{name}.rs"));
+    let suite = Path::new("tests/tests/e2e").join(name);
+    let of_suite = |path: &Path| path.with_extension("") == suite || path.starts_with(&suite);
     let of_crate = |path: &Path| folder.is_some_and(|folder| path.starts_with(folder));
     let texts = sources.rust();
-    let texts = texts.filter(|(path, _)| *path == suite || of_crate(path));
+    let texts = texts.filter(|(path, _)| of_suite(path) || of_crate(path));
     texts.map(|(_, text)| text).collect()
 }
 
@@ -61,12 +64,20 @@ fn named(table: &str) -> Vec<String> {
         let number = line
             .strip_prefix("| ")
             .and_then(|rest| rest.split(' ').next());
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
+        number.is_some_and(is_number)
     });
     rows.flat_map(|row| row.split('`').skip(1).step_by(2))
         .filter(|name| name.contains("::"))
         .flat_map(alternatives)
         .collect()
+}
+
+/// Whether this is the first word of a row: a number, with or without a letter, or the dash of a row without one.
+fn is_number(word: &str) -> bool {
+    let digits = word.trim_end_matches(',');
+    let digits = digits.strip_prefix(|first: char| first.is_ascii_uppercase());
+    let digits = digits.unwrap_or(word);
+    word == "–" || (!digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// `a{b,c}d` is `abd` and `acd`.
@@ -97,8 +108,10 @@ mod tests {
 
     #[test]
     fn names_stand_in_rows_between_backquotes() {
-        let table = "Text `a::b`.\n| number | fault |\n| 7 | cut | E `s::{x,y}_z`; U `c::m::t`, `d` (`e::…`) |\n";
-        assert_eq!(named(table), ["s::x_z", "s::y_z", "c::m::t", "e::…"]);
+        let table = "Text `a::b`.\n| number | fault |\n| 7 | cut | E `s::{x,y}_z`; U `c::m::t`, `d` (`e::…`) |\n\
+            | H7, L1 | pod | U `f::g` |\n| – | other | U `h::i` |\n| A | `j::k` |\n| suite | `l::m` |\n";
+        let names = ["s::x_z", "s::y_z", "c::m::t", "e::…", "f::g", "h::i"];
+        assert_eq!(named(table), names);
         assert_eq!(alternatives("{a,b}{c,d}"), ["ac", "ad", "bc", "bd"]);
     }
 

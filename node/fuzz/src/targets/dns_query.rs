@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use hearth_api::ranges::ClusterRanges;
-use hearth_kubernetes_dns::answer::{
-    self, DATAGRAM_BYTES, Local, Received, Reply, Transport, look_up,
-};
+use hearth_kubernetes_dns::answer::{self, Local, Received, Reply, look_up};
+use hearth_kubernetes_dns::wire::{DATAGRAM_BYTES, Transport};
 use hearth_kubernetes_dns::zone::{Endpoint, Port, Service, Slice, Target as To, Zone};
 use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
@@ -85,7 +84,7 @@ fn check(input: &[u8]) {
 }
 
 /// Whether a client understands the bytes as the response to its query.
-pub(super) fn is_response(response: &[u8], query: &[u8], most: usize) {
+fn is_response(response: &[u8], query: &[u8], most: usize) {
     assert!(response.len() <= most, "{} bytes", response.len());
     assert_eq!(response[..2], query[..2], "the ID");
     let message = Message::from_vec(response).expect("a response is a message");

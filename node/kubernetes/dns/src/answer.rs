@@ -14,25 +14,13 @@ use hearth_api::ranges::ClusterRanges;
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
+use super::wire::{
+    self, Answer, DATAGRAM_BYTES, HEADER_BYTES, PLAIN_DATAGRAM_BYTES, Recipient, Transport,
+};
 use super::zone::{self, Found, TTL, Zone};
 
-/// Length of the header of every message.
-const HEADER_BYTES: usize = 12;
-/// Maximum length over UDP without EDNS.
-const PLAIN_DATAGRAM_BYTES: u16 = 512;
-/// Maximum length over UDP with EDNS: it is not fragmented in any network, the mesh included.
-pub const DATAGRAM_BYTES: u16 = 1232;
 /// Maximum length of a chain of CNAMEs.
 const MAX_ALIASES: usize = 8;
-
-/// The transport of a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// UDP: the length of responses is limited.
-    Udp,
-    /// TCP: responses of any length fit.
-    Tcp,
-}
 
 /// A received message.
 pub enum Received {
@@ -155,6 +143,30 @@ impl Question {
         self.message.metadata.checking_disabled
     }
 
+    /// Encodes the response of a name server, which was cached for `age` seconds. `before` are CNAMEs
+    /// of the zone that lead from this question to the one that it answers.
+    pub fn pass_on(&self, answer: &Answer, age: u32, before: &[Record]) -> Vec<u8> {
+        let question = wire::question(&self.query);
+        let mut answer = answer.clone();
+        answer.age(age);
+        answer.rotate(self.message.metadata.id.into());
+        if !before.is_empty() {
+            let names = before.iter().filter_map(|record| match &record.data {
+                RData::CNAME(target) => Some(wire::name(&target.0)),
+                _ => None,
+            });
+            answer = answer.behind(&question, &names.collect::<Vec<_>>(), TTL);
+        }
+        answer.encode(&Recipient {
+            id: self.message.metadata.id,
+            question: &question,
+            recursion_desired: self.recursion_desired(),
+            checking_disabled: self.checking_disabled(),
+            edns: self.edns().map(|edns| edns.flags().dnssec_ok),
+            limit: self.limit,
+        })
+    }
+
     /// Encodes the response.
     pub fn encode(&self, reply: &Reply) -> Vec<u8> {
         let asked = &self.message.metadata;
@@ -193,7 +205,7 @@ fn same(answers: &[Record]) -> usize {
 /// Encodes as many records as fit.
 fn fit(mut message: Message, limit: usize) -> Vec<u8> {
     loop {
-        // Records that cannot be encoded came from outside: they are omitted, too.
+        // Records that cannot be encoded are omitted, too.
         let encoded = message.to_vec().ok();
         if let Some(bytes) = encoded.as_ref().filter(|bytes| bytes.len() <= limit) {
             return bytes.clone();
@@ -333,24 +345,4 @@ fn local_host(query: &Query, name: Name, address: Ipv4Addr) -> Reply {
         },
         None => nothing(ResponseCode::NoError, Vec::new()),
     }
-}
-
-/// Decodes the response to the query with this ID. `None` if the bytes are anything else, such as a late or forged
-/// response.
-pub fn response_to(id: u16, query: &Query, bytes: &[u8]) -> Option<Message> {
-    let header = bytes.first_chunk::<HEADER_BYTES>()?;
-    let number = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    // Of an update, the library accepts records without data, which no pod can read.
-    let is_response = header[2] & 0xf8 == 0x80;
-    // Before anything is decoded: the library reserves memory for as many questions as the header claims.
-    if number(0) != id || !is_response || number(4) != 1 {
-        return None;
-    }
-    let response = Message::from_vec(bytes).ok()?;
-    let same = |asked: &Query| asked == query && asked.name.eq_case(&query.name);
-    response
-        .queries
-        .first()
-        .is_some_and(same)
-        .then_some(response)
 }

@@ -6,6 +6,9 @@
 //! | [`watch`] | watches services and endpoints, and builds a new zone when they change |
 //! | [`answer`] | parses queries and encodes responses; pure functions |
 //! | [`forward`] | forwards queries for other domains to the node's name servers |
+//! | [`upstream`] | what to do with what a name server sends; pure functions |
+//! | [`wire`] | the responses of name servers as bytes, and how they are passed on; pure functions |
+//! | `cache` | responses of name servers |
 //! | [`serve`] | UDP and TCP sockets |
 //!
 //! Why on each node and not as pods behind a service: DNS works before the first pod runs, without
@@ -28,11 +31,14 @@
 )]
 
 pub mod answer;
+mod cache;
 pub mod forward;
 pub mod serve;
 #[cfg(test)]
 mod tests;
+pub mod upstream;
 mod watch;
+pub mod wire;
 pub mod zone;
 
 use std::net::{IpAddr, SocketAddr};

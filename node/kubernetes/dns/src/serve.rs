@@ -20,8 +20,10 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::answer::{self, Local, Question, Received, Reply, Transport};
-use super::forward::{Asked, ForwardError, Forwarder, follow};
+use super::answer::{self, Local, Question, Received, Reply};
+use super::forward::{ForwardError, Forwarder};
+use super::upstream::Asked;
+use super::wire::Transport;
 use super::zone::Zone;
 
 /// Maximum number of open streams, and of those of one client.
@@ -94,17 +96,16 @@ async fn ask(
     asked: Asked,
     before: Vec<hickory_proto::rr::Record>,
 ) -> Vec<u8> {
-    let reply = match follow(&forwarder, client, &asked, before).await {
-        Ok(reply) => reply,
+    match forwarder.ask(client, &asked).await {
+        Ok(forwarded) => question.pass_on(&forwarded.answer, forwarded.age, &before),
         Err(error) => {
-            if !matches!(error, ForwardError::NoServers) {
-                let error = hearth_api::chain(&error);
+            if !matches!(*error, ForwardError::NoServers) {
+                let error = hearth_api::chain(&*error);
                 tracing::debug!(name = %asked.query.name(), "cannot resolve: {error}");
             }
-            Reply::bare(ResponseCode::ServFail)
+            question.encode(&Reply::bare(ResponseCode::ServFail))
         }
-    };
-    question.encode(&reply)
+    }
 }
 
 /// Serves UDP. Returns only on an error.
