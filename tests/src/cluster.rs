@@ -707,7 +707,7 @@ impl Member {
     }
 
     /// Waits until it is HOME and its own curator listens. A member can be HOME by the curator of another before that.
-    async fn serves(&self) -> Outcome {
+    pub(crate) async fn serves(&self) -> Outcome {
         self.home().await?;
         let curator = self.vm()?.reached(Milestone::Curator, bounds::SETTLED);
         curator.await.map(drop).with_context(|| self.name.clone())

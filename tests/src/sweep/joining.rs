@@ -294,6 +294,8 @@ async fn comes_back(
             "it knows nothing, and has said {said:?} before\n{told}"
         );
         cluster.node(2).cut().await?;
+        // It was powered on with the second, which may have refused before.
+        cluster.node(1).serves().await?;
         cluster.log_in().await?;
         cluster.register(&[2]).await?;
         after = After::Begins;
