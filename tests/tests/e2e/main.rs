@@ -10,6 +10,7 @@ mod clients;
 mod clock;
 mod commands;
 mod conformance;
+mod disk_faults;
 mod disks;
 mod disown_cuts;
 mod extensions;
