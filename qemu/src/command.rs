@@ -13,6 +13,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use crate::command_line::CommandLine;
+pub(crate) use devices::{disk_device_id, disk_node};
 
 use crate::accel::Accel;
 use crate::command_line::Options;

@@ -6,6 +6,7 @@
 //!
 //! A power cut is [`Vm::power_cut`] and another [`Vm::start`] with the same machine and folder.
 
+mod disk_fault;
 mod exit;
 mod running;
 mod start;
@@ -31,6 +32,7 @@ use crate::keyboard::Keyboard;
 use crate::network::PortForward;
 use crate::qmp::{Qmp, QmpError};
 use crate::run_dir::{RunDir, RunDirError};
+pub use disk_fault::DiskFault;
 pub use exit::{Cause, Exit};
 use running::{KillOnDrop, Running, watch_process};
 pub use start::StartError;

@@ -14,7 +14,7 @@ use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::tpm;
-use hearth_qemu::vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why};
+use hearth_qemu::vm::{Cause, DiskFault, Lifetime, Shutdown, StartError, Vm, Why};
 use hearth_write_log::{Cut, Log, Pick, Replay};
 use tokio::net::TcpStream;
 
@@ -77,6 +77,49 @@ async fn a_guest_is_heard_counts_its_power_cuts_and_shuts_down() {
         log.contains("system_powerdown") && log.contains("guest-shutdown"),
         "{log}"
     );
+}
+
+/// The guest counts its starts in sector 1.
+#[tokio::test]
+async fn a_disk_fails_and_is_well_again_while_its_machine_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::Halt);
+    machine.on_reset = OnReset::Reboot;
+    let vm = start(&machine, &run_dir).await;
+    let starts = async |count: u8, times: usize| {
+        let mut seen = 0;
+        vm.wait_for("its line", BOUND, |text| {
+            seen += usize::from(text == line(count));
+            seen == times
+        })
+        .await
+        .expect("it speaks");
+    };
+    let faulty = async |fault: Option<DiskFault>| {
+        let set = vm.set_disk_fault(0, fault.as_ref()).await;
+        set.expect("a fault");
+        vm.reset().await.expect("reset");
+    };
+    let failing = |sectors: &[u64]| {
+        Some(DiskFault::FailingWrites {
+            sectors: sectors.to_vec(),
+        })
+    };
+    starts(1, 1).await;
+    faulty(failing(&[7, 1])).await;
+    starts(2, 1).await;
+    // That count was not written.
+    faulty(failing(&[2])).await;
+    starts(2, 2).await;
+    faulty(Some(DiskFault::SlowWrites { per_second: 1 })).await;
+    starts(3, 1).await;
+    faulty(None).await;
+    starts(4, 1).await;
+    faulty(None).await;
+    starts(5, 1).await;
+    vm.set_disk_fault(1, None)
+        .await
+        .expect_err("it has one disk");
 }
 
 #[tokio::test]

@@ -46,12 +46,16 @@ use tokio::sync::Mutex;
 use crate::clients::Clients;
 use crate::debug::Debug;
 use crate::kubernetes::Kubernetes;
+use crate::leaders::Leaders;
 use crate::node::{Node, Plan, Running};
 use crate::owner::{Operator, retry_unavailable};
 use crate::places::Occupant;
 use crate::writer::Writer;
 use crate::{Outcome, TestCtx, bounds};
 use saved::Saved;
+
+/// The runnable that runs etcd, and the name of etcd's log.
+const ETCD: &str = "root.role.controlplane.consensus.etcd";
 
 /// A cluster, or machines that will form one.
 pub struct Cluster {
@@ -287,6 +291,23 @@ impl Cluster {
         updated.map(drop).context("UpdateNodeRoles")
     }
 
+    /// Observes who leads.
+    pub fn leaders(&self) -> Leaders {
+        Leaders::observe(self.owner.clone())
+    }
+
+    /// The number of the node whose etcd is the leader.
+    ///
+    /// # Errors
+    /// If no curator knows.
+    pub async fn etcd_leader(&self) -> anyhow::Result<u16> {
+        let members = self.cluster_status().await?.consensus.members;
+        let leader = members.iter().find(|member| member.leader);
+        let leader = leader.with_context(|| format!("no leader: {members:?}"))?;
+        let node = self.members.iter().find(|node| node.id == leader.node_id);
+        Ok(node.with_context(|| format!("unknown {leader:?}"))?.number)
+    }
+
     /// The current status of the cluster.
     ///
     /// # Errors
@@ -491,6 +512,22 @@ impl Cluster {
             conditions.any(|condition| condition.r#type == kind && wanted(condition))
         };
         self.until(&what, bound, told).await?;
+        Ok(())
+    }
+
+    /// Waits until a node does not report a condition of this type.
+    ///
+    /// # Errors
+    /// If that times out.
+    pub async fn no_condition(&self, number: u16, kind: &str, bound: Duration) -> Outcome {
+        let member = &self.members[usize::from(number) - 1];
+        let what = format!("{}: no condition {kind}", member.name);
+        let none = |cluster_status: &ClusterStatus| {
+            let node = member.find(cluster_status);
+            let status = node.and_then(|node| node.status.as_ref());
+            status.is_some_and(|status| status.conditions.iter().all(|c| c.r#type != kind))
+        };
+        self.until(&what, bound, none).await?;
         Ok(())
     }
 
@@ -750,6 +787,25 @@ impl Member {
     /// If its debug service does not answer.
     pub async fn cluster_state(&self) -> anyhow::Result<ClusterState> {
         Ok(self.debug().await?.state().await?.cluster_state())
+    }
+
+    /// The term of Raft that its etcd knows: how many elections there have been. From etcd's log, as the API does not
+    /// have it.
+    ///
+    /// # Errors
+    /// If its debug service does not answer, or etcd has not said it since the boot.
+    pub async fn raft_term(&self) -> anyhow::Result<u64> {
+        let lines = self.debug().await?.log(ETCD).await?;
+        let terms = lines.iter().filter_map(|line| {
+            let (_, term) = line
+                .split_once("elected leader ")?
+                .1
+                .split_once(" at term ")?;
+            term.split_whitespace().next()?.parse().ok()
+        });
+        terms
+            .max()
+            .with_context(|| format!("{}: no election in {lines:#?}", self.name))
     }
 
     /// Its entry in the cluster's list.

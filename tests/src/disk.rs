@@ -183,6 +183,37 @@ impl RawDisk {
         Ok(())
     }
 
+    /// The sectors of a file or a directory of the ESP, from the disk's beginning.
+    ///
+    /// # Errors
+    /// If it does not exist, or mtools' output is not understood.
+    pub async fn esp_sectors(&self, path: &str) -> anyhow::Result<Vec<u64>> {
+        let said = tool::run(self.mtool("minfo").arg("::")).await?;
+        let field = |name: &str| {
+            let line = said.lines().find_map(|line| line.trim().strip_prefix(name));
+            let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+            number.with_context(|| format!("no {name:?} in\n{said}"))
+        };
+        let per_cluster: u64 = field("cluster size: ")?;
+        let first_cluster =
+            field("reserved (boot) sectors: ")? + field("fats: ")? * field("Big fatlen=")?;
+        // "::/hearth/boot_record.0 <12> <14-15>"
+        let said = tool::run(self.mtool("mshowfat").arg(format!("::{path}"))).await?;
+        let mut sectors = Vec::new();
+        for range in said.split('<').skip(1) {
+            let (range, _) = range.split_once('>').with_context(|| said.clone())?;
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let clusters = first.parse::<u64>()?..=last.parse::<u64>()?;
+            sectors.extend(clusters.flat_map(|cluster| {
+                // The first one is number 2.
+                let begin = self.esp.start / SECTOR + first_cluster + (cluster - 2) * per_cluster;
+                begin..begin + per_cluster
+            }));
+        }
+        ensure!(!sectors.is_empty(), "{path} has no clusters: {said}");
+        Ok(sectors)
+    }
+
     /// SHA-256 of all bytes of the data partition.
     ///
     /// # Errors

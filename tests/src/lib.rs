@@ -27,6 +27,7 @@
 //! | [`mod@cuts`] | power cuts at failpoints |
 //! | [`sweep`] | power cuts at each flush of a recorded boot, with any of the writes after it |
 //! | [`writer`] | continuous writes, none of which may be lost |
+//! | [`leaders`] | who leads a cluster, and how often that changes |
 //! | [`clients`] | reads and writes through all curators, whose history is checked |
 //! | [`places`] | how many tests have machines at the same time |
 //! | [`owner`] | the owner of a cluster: parameters, repeated calls |
@@ -57,6 +58,7 @@ pub mod debug;
 pub mod disk;
 pub mod keyboard;
 pub mod kubernetes;
+pub mod leaders;
 pub mod node;
 pub mod owner;
 mod places;
@@ -69,6 +71,7 @@ pub use clients::Clients;
 pub use cluster::Cluster;
 pub use context::TestCtx;
 pub use kubernetes::Kubernetes;
+pub use leaders::Leaders;
 pub use owner::{Operator, retry_unavailable};
 
 /// The result of a test.

@@ -14,6 +14,22 @@ pub struct LocalControlPlane {
     pub starts: Option<MemberStarts>,
     /// What is wrong with etcd's data, if anything.
     pub data: Option<EtcdData>,
+    /// While the disk keeps etcd waiting: how, and what to do.
+    pub slow_disk: Option<String>,
+}
+
+impl LocalControlPlane {
+    /// What is wrong with etcd, as conditions of the node.
+    pub(crate) fn conditions(&self) -> Vec<NodeCondition> {
+        let slow_disk = self.slow_disk.as_ref().map(|message| NodeCondition {
+            r#type: conditions::ETCD_DISK.to_owned(),
+            met: false,
+            reason: "Slow".to_owned(),
+            message: conditions::printable(message),
+        });
+        let data = self.data.as_ref().map(EtcdData::condition);
+        data.into_iter().chain(slow_disk).collect()
+    }
 }
 
 /// What is wrong with etcd's data on this node.
@@ -29,7 +45,7 @@ pub struct EtcdData {
 
 impl EtcdData {
     /// As a condition of the node.
-    pub(crate) fn condition(&self) -> NodeCondition {
+    fn condition(&self) -> NodeCondition {
         NodeCondition {
             r#type: conditions::ETCD_DATA.to_owned(),
             met: false,

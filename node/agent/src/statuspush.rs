@@ -5,6 +5,9 @@
 //! This holds for every change of the address, and cannot be bypassed: the address only comes from
 //! the worker that has saved it. Until then the last one stays reported.
 //!
+//! So a node whose ESP takes no writes has the address that the curators know already, and one that
+//! boots and cannot save its directory reports that, with the condition that says so.
+//!
 //! The clock is measured all the time. Curators write each report to etcd, so a new measurement
 //! alone is reported only every [`MEASUREMENT_EVERY`].
 
@@ -21,6 +24,7 @@ use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
+use hearth_host::esp_writes::{EspWatcher, EspWrites};
 use hearth_host::handover::TimeStatus;
 use hearth_host::storage::InUse;
 
@@ -28,7 +32,7 @@ use tokio::time::Instant;
 
 use super::learned::AddressRecord;
 use crate::connection::{self, CuratorConnection, refused};
-use crate::{EtcdData, LocalControlPlane};
+use crate::{LocalControlPlane, View};
 
 /// Timeout of one report.
 const BOUND: Duration = Duration::from_secs(10);
@@ -53,6 +57,10 @@ pub struct Worker {
     pub directory_saved: Value<IpAddr>,
     /// Read: conditions of the roles whose programs may fail.
     pub conditions: Value<Vec<NodeCondition>>,
+    /// Read: whether the ESP can be written.
+    pub esp_writes: EspWrites,
+    /// Read: the address that the curators have, for a node that may not report its own.
+    pub view: Value<Arc<View>>,
     /// Read: what this node has recorded of its cluster's settings.
     pub recorded: Value<UnlockSettings>,
     /// Read: the state of the clock; reported once it is known.
@@ -114,14 +122,14 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut times = worker.time.watch();
     let mut time = ReportedTime::default();
 
+    let mut esp = worker.esp_writes.watch();
+
     let mut connection = connections.next().await?;
-    let mut address = addresses.next().await?;
-    let LocalControlPlane {
-        mut curator_port,
-        mut progress,
-        mut starts,
-        mut data,
-    } = control_planes.next().await?;
+    let mut address = tokio::select! {
+        address = addresses.next() => address?,
+        known = known_address(worker, &connection, &mut esp) => known?,
+    };
+    let mut control_plane = control_planes.next().await?;
     let mut state = states.next().await?;
     let mut recorded = recordings.next().await?;
     // A member's data partition is mounted, once in a boot.
@@ -131,16 +139,17 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     loop {
         let status = NodeStatus {
             external_address: address.host.to_string(),
-            curator_port: curator_port.unwrap_or_default().into(),
+            curator_port: control_plane.curator_port.unwrap_or_default().into(),
             version: worker.version.clone(),
             boot_id: boot_id.clone(),
             sent_at: 0,
             cluster_state: v1::ClusterState::from(state).into(),
-            consensus: progress,
+            consensus: control_plane.progress,
             address_counter: address.counter,
-            conditions: data
-                .iter()
-                .map(EtcdData::condition)
+            conditions: control_plane
+                .conditions()
+                .into_iter()
+                .chain(esp.condition())
                 .chain(known_conditions.iter().cloned())
                 .collect(),
             recorded_settings: Some(message(&recorded)),
@@ -148,8 +157,11 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             second_address: second
                 .map(|address| address.to_string())
                 .unwrap_or_default(),
-            damaged_member_id: data.as_ref().and_then(|data| data.damaged_member),
-            etcd_starts: starts,
+            damaged_member_id: control_plane
+                .data
+                .as_ref()
+                .and_then(|data| data.damaged_member),
+            etcd_starts: control_plane.starts,
             storage: Some(StorageStatus::from(&storage)),
         };
         // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
@@ -172,15 +184,34 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             next = addresses.next() => address = next?,
             next = seconds.next() => second = next?,
             next = conditions.next() => known_conditions = next?,
+            changed = esp.changed() => changed?,
             next = recordings.next() => recorded = next?,
             next = times.next() => time.update(next?),
-            next = control_planes.next() => {
-                let next = next?;
-                curator_port = next.curator_port;
-                progress = next.progress;
-                starts = next.starts;
-                data = next.data;
-            }
+            next = control_planes.next() => control_plane = next?,
+        }
+    }
+}
+
+/// The address of this node that the curators have, once the directory cannot be saved. Cancellation safe.
+async fn known_address(
+    worker: &Worker,
+    connection: &CuratorConnection,
+    esp: &mut EspWatcher,
+) -> Result<AddressRecord, Closed> {
+    let mut views = worker.view.watch();
+    let mut view = worker.view.get();
+    loop {
+        let own = view
+            .as_ref()
+            .and_then(|view| view.nodes.get(&connection.node_id));
+        if let Some(located) = own.and_then(|own| own.located)
+            && esp.directory_failed()
+        {
+            return Ok(located);
+        }
+        tokio::select! {
+            next = views.next() => view = Some(next?),
+            changed = esp.changed() => changed?,
         }
     }
 }

@@ -55,6 +55,10 @@ pub mod conditions {
     /// Condition of a consensus member while its etcd does not run because of what is on the disk, or its data differ from
     /// those of the other members.
     pub const ETCD_DATA: &str = "EtcdData";
+    /// Condition of a consensus member while its disk keeps etcd waiting.
+    pub const ETCD_DISK: &str = "EtcdDisk";
+    /// Condition of a node while a state file on its EFI system partition cannot be written.
+    pub const ESP: &str = "Esp";
     /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.

@@ -40,6 +40,7 @@ mod members;
 mod peer_port;
 mod process;
 pub mod secrets_keys;
+mod slow_disk;
 pub mod starts;
 mod store_version;
 
@@ -72,6 +73,7 @@ pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use peer_port::{MemberOfCurators, PeerPortError};
 pub use process::ProcessError;
+pub use slow_disk::SlowDisk;
 pub use store_version::StoreVersionError;
 
 /// Maximum size of etcd's database file in bytes (see `defrag`). etcd's own default is twice that,
@@ -377,6 +379,8 @@ pub struct Outputs {
     pub progress: event::Writer<ConsensusProgress>,
     /// Set when the data turn out to be damaged, and to none when etcd is ready.
     pub data_report: event::Writer<Option<DataReport>>,
+    /// Set while the disk keeps etcd waiting.
+    pub slow_disk: event::Writer<Option<SlowDisk>>,
 }
 
 impl Outputs {
@@ -451,6 +455,8 @@ async fn live(
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
     tracing::info!(pid = etcd.id(), ?start, ?timing, "started etcd");
+    let said_of_disk = etcd.said_of_disk();
+    out.slow_disk.set(None);
 
     let (serving, serves) = watch::channel(false);
     let work = async {
@@ -492,6 +498,7 @@ async fn live(
         }
         () = stopped(ctx, &config.users) => Ok(End::Stopped),
         outcome = work => outcome,
+        never = slow_disk::keep(&said_of_disk, &out.slow_disk) => match never {},
     };
     serving.send_replace(false);
     if outcome.is_ok() {

@@ -10,7 +10,7 @@ use hearth_sys::child::{Child, ChildError};
 use tokio::process::Command;
 
 use super::damage::{Damage, Damaged};
-use super::{Config, Start, Timing, log, peer_url};
+use super::{Config, Start, Timing, log, peer_url, slow_disk};
 
 /// etcd requires a port in every client URL, even of a unix socket. The whole "host" is the file
 /// name of the socket, in the working directory.
@@ -75,6 +75,7 @@ pub(crate) struct Etcd {
     child: Child,
     /// The last log line that has a reason to exit.
     last_words: Arc<Mutex<Option<String>>>,
+    said_of_disk: slow_disk::Said,
 }
 
 impl Etcd {
@@ -105,17 +106,29 @@ impl Etcd {
         }
         let last_words = Arc::new(Mutex::new(None));
         let (tree, words) = (config.log.clone(), last_words.clone());
+        let said_of_disk = slow_disk::Said::default();
+        let said = said_of_disk.clone();
         let mut shown = log::Shown::default();
         let child = Child::spawn(command, move |_, line| {
             let mut parsed = log::parse(line);
             shown.weigh(&mut parsed, Instant::now());
             tree.append_raw(&dn, parsed.severity, &parsed.message);
+            said.note(&parsed.message);
             if parsed.fatal || parsed.message.contains(REMOVED_MESSAGE) {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
             }
         })
         .await?;
-        Ok(Self { child, last_words })
+        Ok(Self {
+            child,
+            last_words,
+            said_of_disk,
+        })
+    }
+
+    /// What it says about its disk.
+    pub(crate) fn said_of_disk(&self) -> slow_disk::Said {
+        self.said_of_disk.clone()
     }
 
     /// Its process ID.

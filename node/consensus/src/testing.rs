@@ -261,6 +261,7 @@ fn run_with(config: Config) -> Running {
         handle,
         progress,
         data_report,
+        slow_disk: event::value().0,
     });
     let supervisor = Supervisor::start(
         runnable(move |ctx| {

@@ -17,7 +17,7 @@ use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
-use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
+use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_enrolment::sealed::{SealedStore, Sealer};
 use hearth_host::boot_record::BootCounter;
 use hearth_host::bundle::Binary;
@@ -317,7 +317,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     });
     // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
-    tokio::task::block_in_place(|| {
+    let boot_record = tokio::task::block_in_place(|| {
         make_directories(&node.root.esp);
         keep_record(&ctx, &node, &cluster_state, &time)
     })?;
@@ -335,6 +335,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         address,
         second_address,
         dhcp_time_servers,
+        boot_record,
         time: time_writer,
         cluster_state: cluster_state_writer,
     };
@@ -475,20 +476,21 @@ fn warn_of(expedited: std::io::Result<()>) {
 
 /// Counts this boot, tells PID 1 how long to wait before a reboot should the core fail, and starts
 /// the runnables that reset the count once the node is stable, and save the time after the clock was
-/// set.
+/// set. Returns how the last write of the boot record ended; nothing if it cannot be kept.
 fn keep_record(
     ctx: &Context,
     node: &Arc<Node>,
     cluster_state: &ClusterState,
     time: &event::Value<TimeStatus>,
-) -> Outcome {
+) -> Result<Option<event::Value<Option<String>>>, Failure> {
     let keeper = match BootCounter::begin(&node.root.esp.boot_record(), node.clock) {
         Ok(keeper) => keeper,
         Err(error) => {
             tracing::warn!("cannot update boot record: {}", chain(&error));
-            return Ok(());
+            return Ok(None);
         }
     };
+    let last_write = keeper.last_write().value();
     let delay = keeper.reboot_delay().as_secs().to_string();
     files::write_atomic(Path::new(layout::REBOOT_DELAY), delay.as_bytes(), 0o644)?;
     *node.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
@@ -500,7 +502,7 @@ fn keep_record(
     ctx.run("record", move |ctx| {
         rest_when_well(ctx, node.clone(), cluster_state.clone())
     })?;
-    Ok(())
+    Ok(Some(last_write))
 }
 
 /// Saves the time whenever the time service has set the clock: otherwise the next boot would find
@@ -520,8 +522,9 @@ async fn save_when_set(ctx: Context, node: Arc<Node>, time: event::Value<TimeSta
 }
 
 /// Resets the count of failed boots once the node has been HOME for [`WELL_AFTER`], and then saves
-/// the time at the same interval.
+/// the time at the same interval. A write that failed is repeated until it succeeds.
 async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterState) -> Outcome {
+    node.clone().record(BootCounter::write_again).await?;
     ctx.healthy();
     tokio::select! {
         home = cluster_state.get_home() => match home {

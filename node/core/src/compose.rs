@@ -30,6 +30,7 @@ use hearth_enrolment::{driver, rejoin, unlocking};
 use hearth_host::cluster_state::{self, ClusterState};
 use hearth_host::console::report;
 use hearth_host::directory::DirectoryStore;
+use hearth_host::esp_writes::EspWrites;
 use hearth_host::extensions::Extensions;
 use hearth_host::handover::{MemberData, TimeStatus};
 use hearth_host::image::Image;
@@ -72,6 +73,8 @@ pub struct Inputs {
     pub second_address: Value<Option<IpAddr>>,
     /// The time servers that DHCP names; written by the network worker.
     pub dhcp_time_servers: Value<Vec<IpAddr>>,
+    /// How the last write of the boot record ended; none if it is not kept.
+    pub boot_record: Option<Value<Option<String>>>,
     /// The writer of the state of the clock.
     pub time: Writer<TimeStatus>,
     /// The writer of the cluster state.
@@ -110,6 +113,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         address,
         second_address,
         dhcp_time_servers,
+        boot_record: boot_record_written,
         time: time_writer,
         cluster_state: cluster_state_writer,
     } = inputs;
@@ -148,6 +152,11 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let refusals_writer = Arc::new(refusals_writer);
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let saved_directory = Arc::new(DirectoryStore::new(&root.esp));
+    let esp_writes = EspWrites {
+        boot_record: boot_record_written,
+        directory: saved_directory.last_write().value(),
+        sealed: sealed.last_write().value(),
+    };
     let can_run_kubernetes = extensions.get(EXTENSION_KUBERNETES).is_ok();
     let asker = Arc::new(CuratorCaller::new(
         tls::wall_clock(),
@@ -310,7 +319,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             power,
             book,
             member: member.clone(),
-            view,
+            view: view.clone(),
             cluster_state: cluster_state.clone(),
             recorded: recorded.clone(),
             packet_filter,
@@ -330,6 +339,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             second_address,
             directory_saved,
             conditions,
+            esp_writes,
+            view,
             recorded,
             time: time_status.clone(),
             storage: storage.clone(),

@@ -13,6 +13,7 @@
 //! Reads `MemberData`, `Refusals`, `UnlockSettingsDigest` and the directory on the ESP. Writes `UnlockSettings`, and
 //! `Disowned`, after the keys are wiped; the control plane then stops etcd and wipes the rest.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,9 @@ use super::sealed::{self, Member, Sealed, SealedError, SealedStore, Stored};
 
 /// Minimum interval between two calls, however often curators refuse the node.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
+
+/// Interval of the attempts to repair the sealed configuration.
+const REPAIR_EVERY: Duration = Duration::from_secs(60);
 
 /// What this runnable works with.
 pub struct Parts {
@@ -137,6 +141,7 @@ impl Parts {
                 told != Some(*digest) && member.unlock_settings().digest() != *digest
             };
             tokio::select! {
+                never = self.keep_whole() => match never? {},
                 more = refusals.wait_for(|refusals| *refusals > seen) => { more?; }
                 other = settings.wait_for(differs) => { other?; }
             }
@@ -206,6 +211,17 @@ impl Parts {
         Ok(member)
     }
 
+    /// Repairs the sealed configuration where a write, or the repair at the boot, has left it with one copy.
+    async fn keep_whole(&self) -> Result<Infallible, Failure> {
+        loop {
+            tokio::time::sleep(REPAIR_EVERY).await;
+            if self.sealed.last_write().failed() {
+                let store = self.sealed.clone();
+                tokio::task::spawn_blocking(move || store.repair()).await??;
+            }
+        }
+    }
+
     async fn load(&self) -> Result<Sealed, Failure> {
         let store = self.sealed.clone();
         match tokio::task::spawn_blocking(move || store.load()).await?? {
@@ -220,7 +236,14 @@ impl Parts {
             disowning::seal(&store, disowned)?;
             Ok::<_, RejoinError>(disowning::forget(&data)?)
         });
-        wiped.await??;
+        let wiped = wiped.await?;
+        if let Err(error) = &wiped {
+            (self.report)(&Report::Waiting(format!(
+                "a retry: the cluster has removed this node, and its keys cannot be wiped: {}",
+                hearth_api::chain(error)
+            )));
+        }
+        wiped?;
         Ok(disowned)
     }
 }

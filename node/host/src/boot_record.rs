@@ -7,16 +7,18 @@
 //!
 //! The time is saved for machines whose clock has no battery; [`clock`](crate::clock) says when it is believed.
 //!
-//! The boot record is best effort: if the ESP cannot be read or written, the boot continues with a
-//! warning.
+//! The boot record is best effort: if the ESP cannot be read or written, the boot continues, with
+//! what could be read, and tries to write again.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hearth_api::chain;
 use hearth_api::private::BootRecord;
 use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
 use prost::Message;
 
 use crate::clock::BootClock;
+use crate::esp_writes::LastWrite;
 use crate::layout::StateFile;
 
 const VERSION: u32 = 1;
@@ -43,11 +45,16 @@ pub struct BootCounter {
     clock: BootClock,
     /// The last time that may be believed, in seconds since 1970.
     saved: i64,
+    last_write: LastWrite,
 }
 
 impl BootCounter {
     /// Reads the record, sets the clock to the saved time if that is ahead and can be believed, and
-    /// counts this boot.
+    /// counts this boot; that it could not be written shows in [`Self::last_write`].
+    ///
+    /// # Errors
+    ///
+    /// Other software has written the record.
     pub fn begin(file: &StateFile, clock: BootClock) -> Result<Self, SlotError> {
         let mut slots = file.slots(&[FORMAT]);
         let record = match slots.load() {
@@ -57,7 +64,6 @@ impl BootCounter {
             Err(error) => {
                 // A lost counter and a lost time must not stop the boot.
                 tracing::warn!(%error, "the boot record is corrupt; starting with an empty one");
-                slots.erase()?;
                 None
             }
         };
@@ -73,9 +79,25 @@ impl BootCounter {
             restless_boots,
             clock,
             saved,
+            last_write: LastWrite::none(),
         };
-        keeper.save()?;
+        if let Err(error) = keeper.save() {
+            tracing::warn!("cannot write the boot record: {}", chain(&error));
+        }
         Ok(keeper)
+    }
+
+    /// How the last write ended.
+    pub fn last_write(&self) -> &LastWrite {
+        &self.last_write
+    }
+
+    /// Writes what the last write could not.
+    pub fn write_again(&mut self) -> Result<(), SlotError> {
+        match self.last_write.failed() {
+            true => self.save(),
+            false => Ok(()),
+        }
     }
 
     /// How long PID 1 must wait before it reboots if the core dies in this boot.
@@ -105,7 +127,24 @@ impl BootCounter {
             restless_boots: self.restless_boots,
             saved_time: self.saved,
         };
-        self.slots.save(&record.encode_to_vec()).map(|_| ())
+        let written = self.write(&record.encode_to_vec());
+        self.last_write.note(written)
+    }
+
+    /// A record that cannot be read is overwritten: a lost counter and a lost time must not stop the boot.
+    fn write(&mut self, record: &[u8]) -> Result<(), SlotError> {
+        match self.slots.save(record) {
+            Err(
+                SlotError::Corrupt { .. }
+                | SlotError::Contradiction { .. }
+                | SlotError::LastGeneration,
+            ) => {
+                self.slots.erase()?;
+                self.slots.save(record)
+            }
+            saved => saved,
+        }
+        .map(drop)
     }
 }
 
@@ -167,6 +206,30 @@ mod tests {
         }
         let keeper = begin(&esp).unwrap();
         assert_eq!(keeper.restless_boots, 1);
+    }
+
+    /// A boot that cannot write its record has what could be read, and writes as soon as that is possible.
+    #[test]
+    fn a_record_that_cannot_be_written_is_written_later() {
+        let esp = tempfile::tempdir().unwrap();
+        for _ in 0..FREE_BOOTS {
+            begin(&esp).unwrap();
+        }
+        let [a, _] = file(&esp).paths();
+        let record = std::fs::read(&a).unwrap();
+        std::fs::remove_file(&a).unwrap();
+        std::fs::create_dir(&a).unwrap();
+        let mut keeper = begin(&esp).unwrap();
+        assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
+        for _ in 0..2 {
+            assert!(keeper.last_write().failed());
+            keeper.write_again().unwrap_err();
+        }
+        std::fs::remove_dir(&a).unwrap();
+        keeper.write_again().unwrap();
+        assert!(!keeper.last_write().failed());
+        assert_ne!(std::fs::read(&a).unwrap(), record);
+        assert_eq!(begin(&esp).unwrap().restless_boots, FREE_BOOTS + 2);
     }
 
     #[test]

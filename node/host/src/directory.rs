@@ -14,6 +14,7 @@ use hearth_sys::files::FileError;
 use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
 use prost::{DecodeError, Message};
 
+use crate::esp_writes::LastWrite;
 use crate::layout::Esp;
 
 const VERSION: u32 = 1;
@@ -42,6 +43,7 @@ pub struct DirectoryStore {
     esp: Esp,
     /// Locked while the ESP is written: the writing thread may outlive a worker that is cancelled.
     slots: Mutex<SlotPair<FileSlot>>,
+    last_write: LastWrite,
 }
 
 impl DirectoryStore {
@@ -50,7 +52,13 @@ impl DirectoryStore {
         Self {
             esp: esp.clone(),
             slots: Mutex::new(esp.cluster_directory().slots(&[FORMAT])),
+            last_write: LastWrite::none(),
         }
+    }
+
+    /// How the last write ended.
+    pub fn last_write(&self) -> &LastWrite {
+        &self.last_write
     }
 
     /// Reads the directory; `None` if none has been saved.
@@ -61,6 +69,10 @@ impl DirectoryStore {
     /// Has the ESP hold this directory, durably and in both slots; returns whether it had to be written. Corrupt slots
     /// are overwritten.
     pub fn save(&self, directory: &ClusterDirectory) -> Result<bool, DirectoryError> {
+        self.last_write.note(self.keep(directory))
+    }
+
+    fn keep(&self, directory: &ClusterDirectory) -> Result<bool, DirectoryError> {
         let mut slots = self.slots();
         match slots.load() {
             Ok(loaded @ Loaded::Value { whole: true, .. }) => match directory_of(loaded) {

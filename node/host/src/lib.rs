@@ -19,6 +19,7 @@ pub mod credentials;
 pub mod date;
 pub mod directory;
 pub mod esp;
+pub mod esp_writes;
 pub mod extensions;
 pub mod failpoint;
 pub mod handover;

@@ -9,6 +9,16 @@ use crate::hardware::{Card, DiskBus};
 use crate::network::{Link, UserNetwork};
 use crate::run_dir::RunDir;
 
+/// The name of the block device behind the disk of this index.
+pub(crate) fn disk_node(index: usize) -> String {
+    format!("disk{index}")
+}
+
+/// The ID of the device that is the disk of this index for the guest.
+pub(crate) fn disk_device_id(index: usize) -> String {
+    format!("disk{index}-device")
+}
+
 /// The SATA ports of q35's chip set.
 pub(super) const SATA_PORTS: usize = 6;
 
@@ -20,9 +30,11 @@ impl Machine {
             line.option("-device", controller);
         }
         for (index, disk) in self.disks.iter().enumerate() {
-            let node = format!("disk{index}");
+            let node = disk_node(index);
             line.option("-blockdev", block_device(&node, disk));
-            let mut device = disk_device(self.disk_bus, index).set("drive", &node);
+            let mut device = disk_device(self.disk_bus, index)
+                .set("id", disk_device_id(index))
+                .set("drive", &node);
             // An SD card has neither a cache that the guest could flush nor a place in the boot order.
             if self.disk_bus != DiskBus::Sdhci {
                 device = device.on("write-cache", disk.cache.write_cache());

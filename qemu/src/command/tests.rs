@@ -226,7 +226,7 @@ fn each_disk_bus_has_its_devices() {
             .map(std::borrow::Cow::into_owned)
             .collect::<Vec<_>>()
     };
-    let disk = "drive=disk0,write-cache=on,bootindex=0";
+    let disk = "id=disk0-device,drive=disk0,write-cache=on,bootindex=0";
     for (bus, wanted) in [
         (DiskBus::Nvme, vec![format!("nvme,serial=disk0,{disk}")]),
         (DiskBus::Ahci, vec![format!("ide-hd,bus=ide.0,{disk}")]),
@@ -248,7 +248,7 @@ fn each_disk_bus_has_its_devices() {
             DiskBus::Sdhci,
             vec![
                 "sdhci-pci,id=sd".into(),
-                "sd-card,bus=sd-bus,drive=disk0".into(),
+                "sd-card,bus=sd-bus,id=disk0-device,drive=disk0".into(),
             ],
         ),
     ] {

@@ -11,6 +11,7 @@ mod clock;
 mod commands;
 mod conformance;
 mod copies;
+mod disk_faults;
 mod disks;
 mod disown_cuts;
 mod extensions;

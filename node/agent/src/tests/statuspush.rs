@@ -4,19 +4,21 @@ use std::sync::Arc;
 use hearth_api::recovery::{RecoveryKey, UnlockSettings};
 use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1::{
-    self, ColdStartPolicy, NodeCondition, NodeStatus, RecordedSettings, StorageSecurity, TimeSource,
+    self, ColdStartPolicy, NodeCondition, NodeRoles, NodeStatus, RecordedSettings, StorageSecurity,
+    TimeSource,
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
+use hearth_host::esp_writes::EspWrites;
 use hearth_host::handover::TimeStatus;
 use hearth_host::storage::InUse;
 
 use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
-use crate::testing::Fake;
-use crate::{CuratorConnection, EtcdData, LocalControlPlane};
+use crate::testing::{Fake, record};
+use crate::{CuratorConnection, EtcdData, LocalControlPlane, View};
 
 struct Pushing {
     fake: Fake,
@@ -28,6 +30,10 @@ struct Pushing {
     second_address: Writer<Option<IpAddr>>,
     directory_saved: Writer<IpAddr>,
     conditions: Writer<Vec<NodeCondition>>,
+    /// Why the directory could not be saved.
+    directory_failed: Writer<Option<String>>,
+    sealed_failed: Writer<Option<String>>,
+    view: Writer<Arc<View>>,
     recorded: Writer<UnlockSettings>,
     time: Writer<TimeStatus>,
 }
@@ -80,6 +86,11 @@ async fn pushing() -> Pushing {
     let (directory_writer, directory_saved) = event::value();
     let (second_writer, second_address) = event::value();
     let (conditions_writer, conditions) = event::value();
+    let (directory_failed, directory) = event::value();
+    directory_failed.set(None);
+    let (sealed_failed, sealed) = event::value();
+    sealed_failed.set(None);
+    let (view_writer, view) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
     let (storage_writer, storage) = event::value();
@@ -105,6 +116,12 @@ async fn pushing() -> Pushing {
         second_address,
         directory_saved,
         conditions,
+        esp_writes: EspWrites {
+            boot_record: None,
+            directory,
+            sealed,
+        },
+        view,
         recorded,
         time,
         storage,
@@ -119,6 +136,9 @@ async fn pushing() -> Pushing {
         second_address: second_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
+        directory_failed,
+        sealed_failed,
+        view: view_writer,
         recorded: recorded_writer,
         time: time_writer,
     }
@@ -232,6 +252,64 @@ async fn no_address_is_reported_before_the_directory_is_saved_with_it() {
         assert_eq!(status.address_counter, u64::from(last));
     }
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+/// It boots at another address than the one that the curators have, and cannot save that.
+#[tokio::test]
+async fn a_node_that_cannot_save_its_directory_says_so_at_its_known_address() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    let id = test.fake.node_id.to_string();
+    let mut view = View::default();
+    view.apply(&[record(&id, "192.0.2.9", NodeRoles::default())], &[]);
+    test.view.set(Arc::new(view));
+    // It may still be about to save it.
+    no_more_than(curator, 0).await;
+    test.directory_failed.set(Some("I/O error".into()));
+    let status = report(curator, 1).await;
+    assert_eq!(status.external_address, "192.0.2.9");
+    let [condition] = &status.conditions[..] else {
+        panic!("{status:?}");
+    };
+    assert_eq!((&condition.r#type[..], condition.met), ("Esp", false));
+    assert!(condition.message.contains("I/O error"), "{condition:?}");
+    no_more_than(curator, 1).await;
+
+    test.directory_failed.set(None);
+    assert_eq!(report(curator, 2).await.conditions, []);
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 3).await.external_address, "192.0.2.1");
+    // Any of the files makes the condition.
+    test.sealed_failed.set(Some("read-only".into()));
+    assert_eq!(report(curator, 4).await.conditions.len(), 1);
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_slow_disk_of_etcd_is_reported_while_it_is() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    report(curator, 1).await;
+    test.control_plane.set(LocalControlPlane {
+        curator_port: Some(7835),
+        slow_disk: Some("the disk is slow".into()),
+        ..LocalControlPlane::default()
+    });
+    let condition = NodeCondition {
+        r#type: "EtcdDisk".into(),
+        met: false,
+        reason: "Slow".into(),
+        message: "the disk is slow".into(),
+    };
+    assert_eq!(report(curator, 2).await.conditions, [condition]);
+    test.control_plane.set(LocalControlPlane {
+        curator_port: Some(7835),
+        ..LocalControlPlane::default()
+    });
+    assert_eq!(report(curator, 3).await.conditions, []);
     test.worker.stop().await;
 }
 

@@ -10,7 +10,7 @@ use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_consensus::starts::Starts;
-use hearth_consensus::{ConsensusUser, DataReport, MemberId, PeerReadiness, RootHandle};
+use hearth_consensus::{ConsensusUser, DataReport, MemberId, PeerReadiness, RootHandle, SlowDisk};
 use hearth_host::console;
 use tokio::task::JoinHandle;
 
@@ -30,6 +30,7 @@ pub(super) async fn serve(
         mut handles,
         mut progresses,
         mut data_reports,
+        mut slow_disks,
     } = start_consensus(ctx, worker, &start, &peers)?;
     let own = match start {
         Start::Found(data) => Own::Certifying(Founder::certify_aside(&worker.root.data, data)),
@@ -59,6 +60,10 @@ pub(super) async fn serve(
             }
             report = data_reports.next() => {
                 report_data(&mut control_plane, report?, role);
+                worker.show(&control_plane, None);
+            }
+            slow_disk = slow_disks.next() => {
+                control_plane.slow_disk = slow_disk?.map(|slow| slow.to_string());
                 worker.show(&control_plane, None);
             }
             handle = handles.next() => break handle?,
@@ -99,6 +104,9 @@ pub(super) async fn serve(
             next = handles.next() => handle = next?,
             progress = progresses.next() => control_plane.progress = Some(progress?),
             report = data_reports.next() => report_data(&mut control_plane, report?, role),
+            slow_disk = slow_disks.next() => {
+                control_plane.slow_disk = slow_disk?.map(|slow| slow.to_string());
+            }
         }
         worker.show(&control_plane, Some(&handle));
     }
@@ -130,6 +138,7 @@ struct Etcd {
     handles: Watcher<RootHandle>,
     progresses: Watcher<ConsensusProgress>,
     data_reports: Watcher<Option<DataReport>>,
+    slow_disks: Watcher<Option<SlowDisk>>,
 }
 
 /// The certificates with which the curator will serve.
@@ -176,10 +185,12 @@ fn start_consensus(
     let (handle, handles) = event::value();
     let (progress, progresses) = event::value();
     let (data_report, data_reports) = event::value();
+    let (slow_disk, slow_disks) = event::value();
     let out = Arc::new(hearth_consensus::Outputs {
         handle,
         progress,
         data_report,
+        slow_disk,
     });
     ctx.run("consensus", move |ctx| {
         hearth_consensus::run(ctx, config.clone(), out.clone())
@@ -188,6 +199,7 @@ fn start_consensus(
         handles: handles.watch(),
         progresses: progresses.watch(),
         data_reports: data_reports.watch(),
+        slow_disks: slow_disks.watch(),
     })
 }
 

@@ -156,6 +156,36 @@ async fn a_member_that_runs_obeys_an_order() {
     home.world.stop().await;
 }
 
+/// The ESP takes no writes: the node remains what it is, says why, and tries until the keys are wiped.
+#[tokio::test]
+async fn keys_that_cannot_be_wiped_are_wiped_once_they_can() {
+    let mut home = Home::new().await;
+    let node = Node::new(&mut home).await;
+    let [a, _] = node.machine.root.esp.sealed_configuration().paths();
+    let kept = fs::read(&a).unwrap();
+    fs::remove_file(&a).unwrap();
+    fs::create_dir(&a).unwrap();
+    home.delete(node.key).await;
+    let running = node.start();
+    let told = async {
+        while running.reports.lock().unwrap().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within_timeout("two reports", told).await;
+    for report in running.reports.lock().unwrap().iter() {
+        assert!(report.contains("keys cannot be wiped"), "{report}");
+    }
+    assert!(running.disowned.get().is_none());
+    assert!(node.machine.root.data.node().credentials().key().exists());
+    fs::remove_dir(&a).unwrap();
+    fs::write(&a, kept).unwrap();
+    running.disowned().await;
+    assert!(node.is_wiped());
+    running.supervisor.shutdown().await;
+    home.world.stop().await;
+}
+
 /// A member that was removed while it was away, with an INSECURE disk, and that is up before any
 /// curator could tell it.
 #[tokio::test]

@@ -22,6 +22,7 @@ use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_api::recovery::console::WrappedRecordKey;
+use hearth_host::esp_writes::LastWrite;
 use hearth_host::layout::{Esp, StateFile};
 use hearth_sys::files::FileError;
 use hearth_sys::slots::{
@@ -125,6 +126,7 @@ pub struct SealedStore {
     file: StateFile,
     state: Mutex<State>,
     sealer: Option<Arc<Sealer>>,
+    last_write: LastWrite,
 }
 
 #[derive(Debug)]
@@ -146,7 +148,13 @@ impl SealedStore {
             }),
             file,
             sealer,
+            last_write: LastWrite::none(),
         }
+    }
+
+    /// How the last write ended.
+    pub fn last_write(&self) -> &LastWrite {
+        &self.last_write
     }
 
     /// Whether this machine can seal with a TPM.
@@ -170,8 +178,14 @@ impl SealedStore {
             Loaded::Absent => return Ok(Stored::Absent),
             Loaded::NeverCompleted => return Ok(Stored::NeverCompleted),
             Loaded::Value {
-                format, payload, ..
-            } => (format, payload),
+                format,
+                payload,
+                whole,
+                ..
+            } => {
+                self.last_write.note_repair(whole);
+                (format, payload)
+            }
         };
         if format == TPM {
             let record = self.sealer()?.unseal(&payload)?;
@@ -186,6 +200,18 @@ impl SealedStore {
             ));
         }
         Ok(Stored::Sealed(sealed))
+    }
+
+    /// Repairs a slot whose last write has failed; [`Self::last_write`] tells whether it could.
+    ///
+    /// # Errors
+    ///
+    /// Neither slot can be read.
+    pub fn repair(&self) -> Result<(), SealedError> {
+        if let Loaded::Value { whole, .. } = self.state().slots.load()? {
+            self.last_write.note_repair(whole);
+        }
+        Ok(())
     }
 
     /// The key of the configuration for the owner; `None` if it has none.
@@ -223,6 +249,10 @@ impl SealedStore {
     /// Replaces the configuration. It is durable when this returns; no byte of the previous one is
     /// left in the files.
     pub fn save(&self, sealed: &Sealed) -> Result<(), SealedError> {
+        self.last_write.note(self.write(sealed))
+    }
+
+    fn write(&self, sealed: &Sealed) -> Result<(), SealedError> {
         self.esp.make_directories()?;
         let mut state = self.state();
         state.known = None;

@@ -132,6 +132,34 @@ fn a_disowned_node_keeps_no_key() {
     assert_eq!(again, disowned);
 }
 
+/// A slot that cannot be written is told as long as that is so, by a save and by the repair of the next boot.
+#[test]
+fn a_slot_that_cannot_be_written_is_told_until_it_is_mended() {
+    let place = place();
+    let [founding, member] = [1, 0].map(|index| all_phases()[index].clone());
+    place.store.save(&founding).unwrap();
+    assert!(!place.store.last_write().failed());
+    let [_, b] = place.root.esp.sealed_configuration().paths();
+    fs::remove_file(&b).unwrap();
+    fs::create_dir(&b).unwrap();
+    place.store.save(&member).unwrap_err();
+    assert!(place.store.last_write().failed());
+
+    let store = SealedStore::new(&place.root.esp, None);
+    let Stored::Sealed(sealed) = store.load().unwrap() else {
+        panic!("nothing");
+    };
+    store.repair().unwrap();
+    assert!(store.last_write().failed());
+    fs::remove_dir(&b).unwrap();
+    store.repair().unwrap();
+    assert!(!store.last_write().failed());
+    assert!(
+        loaded(&place).is_same(&sealed),
+        "repaired with what was loaded"
+    );
+}
+
 /// FAULTS 5, 6, 7, 11: one damaged slot is repaired, two are refused.
 #[test]
 fn damage_is_told_from_absence() {

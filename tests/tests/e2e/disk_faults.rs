@@ -1,0 +1,217 @@
+//! Disks that are slow, or fail in part.
+
+use std::net::Ipv4Addr;
+
+use anyhow::ensure;
+use hearth_api::console::Report;
+use hearth_api::v1::{self, ClusterState, DeleteNodeRequest, NodeCondition};
+use hearth_operator::ClusterStatus;
+use hearth_qemu::vm::DiskFault;
+use hearth_tests::node::Node;
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
+
+async fn observe(cluster: &mut Cluster) {
+    for number in 1..=3 {
+        let node = cluster.node(number);
+        let debug = node.debug().await.unwrap();
+        let lines = debug.log("root").await.unwrap();
+        std::fs::write(format!("/root/f/fault-log-{number}"), lines.join("\n")).unwrap();
+        println!(
+            "node-{number}: {:?} term {:?}",
+            node.vm().unwrap().states(),
+            node.raft_term().await
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_slow_disk() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    let leaders = cluster.leaders();
+    observe(&mut cluster).await;
+    let leader = cluster.etcd_leader().await?;
+    let follower = cluster.others(leader)[0];
+    println!("etcd leader {leader} curator {}", cluster.leader().await?);
+    for number in [follower, leader] {
+        for rate in [4, 1] {
+            let slow = DiskFault::SlowWrites { per_second: rate };
+            println!(
+                "node-{number} is slow {:?} {:?}",
+                writer.counts(),
+                writer.longest()
+            );
+            cluster
+                .node(number)
+                .vm()?
+                .set_disk_fault(0, Some(&slow))
+                .await?;
+            let since = std::time::Instant::now();
+            while since.elapsed().as_secs() < 45 {
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                println!("{:?} {:?}", writer.counts(), writer.longest());
+            }
+            println!("{:?}", leaders.seen());
+        }
+        cluster.node(number).vm()?.set_disk_fault(0, None).await?;
+        println!("node-{number} is well again");
+        cluster.all_healthy().await?;
+        writer.goes_on().await?;
+        observe(&mut cluster).await;
+        println!("{:?}", leaders.seen());
+    }
+    writer.verify(cluster.owner()).await?;
+    observe(&mut cluster).await;
+    ensure!(false, "look");
+    drop(cluster);
+    test.passed()
+}
+
+/// The files in which a node keeps its state on the ESP, and the directory of them.
+const STATE: [&str; 7] = [
+    "/hearth",
+    "/hearth/boot_record.0",
+    "/hearth/boot_record.1",
+    "/hearth/cluster_directory.0",
+    "/hearth/cluster_directory.1",
+    "/hearth/sealed_configuration.0",
+    "/hearth/sealed_configuration.1",
+];
+
+/// The ESP of this node's disk, which has been used and is not in use, takes no writes.
+async fn failing_esp(node: &Node) -> anyhow::Result<DiskFault> {
+    let disk = node.disk().await?;
+    let mut sectors = Vec::new();
+    for path in STATE {
+        sectors.extend(disk.esp_sectors(path).await?);
+    }
+    Ok(DiskFault::FailingWrites { sectors })
+}
+
+fn cannot_write_esp(condition: &NodeCondition) -> bool {
+    let told = ["cannot be written", "Input/output error"];
+    condition.r#type == "Esp"
+        && !condition.met
+        && told.iter().all(|part| condition.message.contains(part))
+}
+
+/// A node is booted whose ESP can be read and not written: it comes HOME, says so, tries again, and is well when the disk
+/// is.
+#[tokio::test]
+async fn an_esp_that_takes_no_writes_is_told_and_written_again() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    vm.owned().await?.one_healthy_node().await?;
+    // Its directory is saved: the status is reported after that.
+    vm.cut().await?;
+
+    let fault = failing_esp(&node).await?;
+    let vm = node.power_on().await?;
+    vm.set_disk_fault(0, Some(&fault)).await?;
+    vm.says(&["cannot write the boot record", "Input/output error"])
+        .await?;
+    vm.home().await?;
+    let owner = vm.owned().await?;
+    let conditions = |node: &v1::Node| node.status.clone().unwrap_or_default().conditions;
+    owner
+        .one_healthy_node_that(|node| conditions(node).iter().any(cannot_write_esp))
+        .await?;
+
+    vm.set_disk_fault(0, None).await?;
+    owner
+        .one_healthy_node_that(|node| conditions(node).is_empty())
+        .await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// The ESP of a node stops to take writes while it runs. Its consensus role changes, then its address: the cluster follows,
+/// but is not told of an address that the next boot would not know. Then it is deleted: its keys stay until they
+/// can be wiped. Each is made good when the disk is.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn what_cannot_be_saved_is_not_acknowledged_and_made_good() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| Ok(plan.raw_disk())).await?;
+    cluster.add_nodes(&[2]).await?;
+    cluster.all_healthy().await?;
+    // The files have their sectors once they are all written.
+    cluster.node(2).cut().await?;
+    let fault = failing_esp(&cluster.node(2).node).await?;
+    cluster.node(2).comes_back().await?;
+    cluster.all_healthy().await?;
+    let vm = cluster.node(2).vm()?;
+    vm.set_disk_fault(0, Some(&fault)).await?;
+
+    cluster.set_consensus_member(2, true).await?;
+    cluster.voters_with(&[1, 2]).await?;
+    cluster
+        .condition(2, "Esp", bounds::SETTLED, cannot_write_esp)
+        .await?;
+    let (id, known) = (cluster.node(2).id().to_owned(), cluster.node(2).address());
+    let moved = Ipv4Addr::from(u32::from(known) + 100);
+    cluster.network().set_address("node-2", moved).await?;
+    // Nodes tell each other.
+    cluster.resolves(1, &id, moved).await?;
+    cluster.all_healthy().await?;
+    let reported = |cluster_status: &ClusterStatus| {
+        let node = cluster_status.nodes.iter().find(|node| node.id == id);
+        let status = node.and_then(|node| node.status.clone());
+        status.unwrap_or_default().external_address
+    };
+    let address = reported(&cluster.cluster_status().await?);
+    ensure!(address == known.to_string(), "reported: {address}");
+
+    // A boot finds what was saved, reports with the address that is known, and cannot save another one.
+    cluster.node(2).cut().await?;
+    cluster.node(2).start().await?;
+    let vm = cluster.node(2).vm()?;
+    vm.set_disk_fault(0, Some(&fault)).await?;
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+    cluster
+        .condition(2, "Esp", bounds::SETTLED, |condition| {
+            cannot_write_esp(condition) && condition.message.contains("the cluster directory")
+        })
+        .await?;
+    let address = reported(&cluster.cluster_status().await?);
+    ensure!(address == known.to_string(), "reported: {address}");
+
+    cluster.node(2).vm()?.set_disk_fault(0, None).await?;
+    cluster.no_condition(2, "Esp", bounds::SETTLED).await?;
+    cluster
+        .until("the new address", bounds::SETTLED, |cluster_status| {
+            reported(cluster_status) == moved.to_string()
+        })
+        .await?;
+    cluster.all_healthy().await?;
+
+    let vm = cluster.node(2).vm()?;
+    vm.set_disk_fault(0, Some(&fault)).await?;
+    let request = DeleteNodeRequest {
+        node: Some(cluster.node(2).selector()),
+        bypass_not_decommissioned: true,
+        bypass_has_roles: true,
+    };
+    retry_unavailable(|| cluster.owner().once().delete(request.clone())).await?;
+    let vm = cluster.node(2).vm()?;
+    let mut times = 0;
+    vm.wait_for_report("two attempts to wipe", bounds::SOON, |report| {
+        let told = ["its keys cannot be wiped", "Input/output error"];
+        if let Report::Waiting(what) = report {
+            times += usize::from(told.iter().all(|part| what.contains(part)));
+        }
+        times == 2
+    })
+    .await?;
+    ensure!(!vm.states().contains(&"DISOWNING".to_owned()), "not yet");
+    vm.set_disk_fault(0, None).await?;
+    cluster
+        .wait_cluster_state(2, ClusterState::Disowning)
+        .await?;
+    drop(cluster);
+    test.passed()
+}
