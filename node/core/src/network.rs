@@ -19,7 +19,8 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_enrolment::sealed::{SealedStore, Stored};
 use hearth_host::console;
 use hearth_host::layout::Root;
-use hearth_host::parameters::{self, StaticNetwork};
+use hearth_host::parameters;
+use hearth_parameters::StaticNetwork;
 use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::files;
@@ -228,7 +229,7 @@ mod tests {
         StaticNetwork {
             mac: text.parse().ok(),
             addresses: vec!["192.0.2.10/24".parse().unwrap()],
-            routes: vec![parameters::Route {
+            routes: vec![hearth_parameters::Route {
                 destination: Cidr::ALL_V4,
                 gateway: Some("192.0.2.1".parse().unwrap()),
             }],

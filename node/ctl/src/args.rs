@@ -2,6 +2,7 @@
 //! help texts.
 
 mod cluster;
+mod parameters;
 mod settings;
 
 use std::path::PathBuf;
@@ -12,6 +13,9 @@ use hearth_api::client::Endpoint;
 use hearth_api::names::PORT_NODE_MANAGEMENT;
 
 pub(crate) use cluster::{Cluster, Configure, FormerSetting};
+pub(crate) use parameters::{
+    Bootstrap, Machine, Made, MadeFormat, Parameters, Register, ShownFormat, Source,
+};
 pub(crate) use settings::Assignment;
 
 /// The name of a file that stands for standard input or standard output.
@@ -72,6 +76,9 @@ pub(crate) enum Command {
     /// Create the keys and the secret of an owner
     #[command(subcommand)]
     Owner(Owner),
+    /// Make, show and check the parameters of machines
+    #[command(subcommand)]
+    Parameters(Parameters),
     /// Manage contexts
     #[command(subcommand)]
     Context(Context),

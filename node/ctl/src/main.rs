@@ -18,6 +18,7 @@ mod failure;
 mod files;
 mod keys;
 mod output;
+mod parameters;
 mod reference;
 mod table;
 

@@ -25,13 +25,14 @@ use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{BootstrapData, Founded, MemberData, TimeStatus};
 use hearth_host::layout::Root;
-use hearth_host::parameters::{self, Cluster};
+use hearth_host::parameters;
 use hearth_host::pki::{self, PkiError};
 use hearth_host::prover::Prover;
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::storage::upkeep::{self, Reporter};
 use hearth_host::storage::{DataPartition, InUse, Mode, StorageBackend, StorageError, Volume};
 use hearth_host::{around, credentials, failpoint};
+use hearth_parameters::Cluster;
 use tonic::Code;
 use tracing::Instrument;
 

@@ -36,4 +36,4 @@ mod registering_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use hearth_host::storage::EnrolmentId;
+pub use hearth_api::identity::EnrolmentId;

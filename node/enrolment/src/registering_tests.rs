@@ -14,8 +14,9 @@ use hearth_curator::testing::{World, quick};
 use hearth_host::cluster_state::State;
 use hearth_host::credentials;
 use hearth_host::directory::DirectoryStore;
-use hearth_host::parameters::{self, Cluster, Found, Parameters, Register, Source};
+use hearth_host::parameters::{self, Found, Source};
 use hearth_host::storage::header::{HeaderState, Phase};
+use hearth_parameters::{Cluster, Parameters, Register};
 
 use super::driver::tests::{Boot, Machine};
 use super::machine::EnrolmentStatus;

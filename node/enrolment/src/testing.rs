@@ -11,8 +11,8 @@ use hearth_api::v1::{
     NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, cluster_directory,
     node_parameters,
 };
-use hearth_host::handover::ClusterSeed;
-use hearth_host::parameters::{self, Parameters, Source};
+use hearth_host::parameters::{self, Source};
+use hearth_parameters::{ClusterSeed, Parameters};
 use prost::Message;
 use rustls_pki_types::CertificateDer;
 

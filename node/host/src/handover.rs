@@ -8,41 +8,19 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use hearth_api::identity::{
-    ClusterId, ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, NodeKey, PublicKey,
+    ClusterId, ClusterUnlockKey, NodeCredentials, NodeId, NodeKey, PublicKey,
 };
-use hearth_api::manifests::Manifest;
 use hearth_api::names::LONGEST_CONDITION;
 use hearth_api::ranges::ClusterRanges;
-use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::tls::OwnCertificate;
-use hearth_api::v1::{
-    self, ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TimeSource,
-    TpmUsage,
-};
+use hearth_api::v1::{self, ClusterDirectory, NodeRoles, StorageSecurity, TimeSource, TpmUsage};
 use hearth_sys::nftables::Nftables;
 use hearth_tpm::images::TrustedImage;
 
 use crate::networking::NodeSubnets;
 
-/// The owner's settings for a cluster to be bootstrapped. They are passed unchanged from the
-/// parameters through the sealed configuration to the control plane.
-#[derive(Clone, Debug)]
-pub struct ClusterSeed {
-    /// The owner's public key.
-    pub owner: PublicKey,
-    /// Proves the cluster's CA to the owner at the first contact.
-    pub first_contact_secret: FirstContactSecret,
-    /// To which the nodes wrap their cluster unlock keys; needed for cold-start policy OWNER.
-    pub recovery_recipient: Option<RecoveryRecipient>,
-    /// The cluster configuration, with all defaults filled in. In the parameters the cold-start
-    /// policy may be unspecified; enrolment then decides it, see
-    /// [`cold_start_policy`](crate::parameters::cold_start_policy).
-    pub configuration: ClusterConfiguration,
-    /// The labels of the first node.
-    pub labels: Vec<Label>,
-    /// Kubernetes objects, to be applied in this order.
-    pub manifests: Vec<Manifest>,
-}
+/// What a bootstrap passes on of its parameters.
+pub use hearth_parameters::ClusterSeed;
 
 /// The data of a cluster to be bootstrapped: written by enrolment, read by the control plane. Kept
 /// in an `Arc`, because it holds secrets that must not be copied.

@@ -17,7 +17,6 @@ pub mod announce;
 pub mod block;
 pub mod cgroups;
 pub mod child;
-pub mod cidr;
 pub mod clock;
 pub mod confine;
 pub mod console;
@@ -54,3 +53,6 @@ pub mod uevents;
 pub mod watchdog;
 pub mod wireguard;
 pub mod xfs;
+
+/// What addresses of interfaces and destinations of routes are.
+pub use hearth_cidr as cidr;

@@ -6,12 +6,14 @@
 //! so that every such place can be found by searching for that word. Everything that comes from
 //! outside is parsed into these types once, at the edge; no code inside handles raw bytes.
 
+mod enrolment_id;
 mod ids;
 mod keys;
 mod mesh;
 mod p256;
 mod secrets;
 
+pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
 pub use ids::{ClusterId, Identity, IdentityError, NodeId, Subject, UserName};
 pub use keys::{BadSignature, JoinKey, KeyError, NodeKey, OwnerKey, PublicKey, SigningKey};
 pub use mesh::{MeshKey, MeshSecret};

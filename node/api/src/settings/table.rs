@@ -79,7 +79,7 @@ pub static SETTINGS: &[Setting] = &[
             field: |configuration| &mut configuration.cold_start_policy,
             name: |policy| Some(ColdStartPolicy::try_from(policy).ok()?.as_str_name()),
             // What is possible depends on the machine that creates the cluster, which therefore
-            // decides where the parameters do not: `hearth_host::parameters::cold_start_policy`.
+            // decides where the parameters do not: `hearth_parameters::cold_start_policy`.
             default: 0,
             supported: &[
                 ColdStartPolicy::Tpm as i32,
@@ -384,7 +384,7 @@ pub static SETTINGS: &[Setting] = &[
         kind: &Choice {
             field: |configuration| &mut configuration.admission_policy,
             name: |policy| Some(AdmissionPolicy::try_from(policy).ok()?.as_str_name()),
-            // Depends on another setting, whose clusters have had none: `hearth_host::parameters::admission_policy`.
+            // Depends on another setting, whose clusters have had none: `admission_policy` of hearth-parameters.
             default: 0,
             supported: &[
                 AdmissionPolicy::Any as i32,

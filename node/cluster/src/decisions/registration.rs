@@ -6,7 +6,7 @@
 use hearth_api::identity::{NodeId, PublicKey};
 use hearth_api::v1::{ClusterConfiguration, Label, NodeRoles, NodeState};
 use hearth_consensus::fenced::{Condition, Write};
-use hearth_host::parameters::{storage_security, tpm_usage};
+use hearth_parameters::{storage_security, tpm_usage};
 
 use super::admission::{self, Admission};
 use super::{Rejection, Versioned, put};

@@ -94,7 +94,7 @@ pub(crate) enum Cluster {
         #[arg(
             required = true,
             value_name = "SETTING=VALUE",
-            value_parser = AssignmentParser,
+            value_parser = AssignmentParser::of_cluster(),
             hide_possible_values = true
         )]
         assignments: Vec<Assignment>,

@@ -26,7 +26,26 @@ pub(super) fn setting() -> impl TypedValueParser<Value = &'static Setting> {
 
 /// Parses SETTING=VALUE.
 #[derive(Clone)]
-pub(super) struct AssignmentParser;
+pub(super) struct AssignmentParser {
+    /// Whether settings are completed that are fixed when the cluster is created.
+    completes_fixed: bool,
+}
+
+impl AssignmentParser {
+    /// For a cluster that exists.
+    pub(super) fn of_cluster() -> Self {
+        Self {
+            completes_fixed: false,
+        }
+    }
+
+    /// For one that is to be created.
+    pub(super) fn of_new_cluster() -> Self {
+        Self {
+            completes_fixed: true,
+        }
+    }
+}
 
 impl TypedValueParser for AssignmentParser {
     type Value = Assignment;
@@ -42,7 +61,10 @@ impl TypedValueParser for AssignmentParser {
 
     /// The beginnings of all assignments, for completion.
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let changeable = SETTINGS.iter().filter(|setting| setting.fixed.is_none());
+        let completes_fixed = self.completes_fixed;
+        let changeable = SETTINGS
+            .iter()
+            .filter(move |setting| completes_fixed || setting.fixed.is_none());
         let beginning =
             |setting: &Setting| PossibleValue::new(format!("{}=", setting.path)).help(setting.help);
         Some(Box::new(changeable.map(beginning)))

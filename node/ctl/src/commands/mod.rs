@@ -7,6 +7,7 @@ mod image;
 mod kubernetes;
 mod node;
 mod owner;
+mod parameters;
 
 use std::io::{self, Write as _};
 
@@ -31,6 +32,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
         Command::Etcd(command) => etcd::run(&global, command).await,
         Command::Kubernetes(command) => kubernetes::run(&global, command).await,
         Command::Owner(command) => owner::run(&global, command).await,
+        Command::Parameters(command) => parameters::run(&global, command).await,
         Command::Context(command) => context::run(&global, command),
         Command::Version => print(&format!("hearthctl {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completion { shell } => {

@@ -28,6 +28,12 @@ impl Serialize for Configuration {
 }
 
 impl Configuration {
+    /// The value of the setting with this path, as text; empty if there is no such setting.
+    pub(super) fn text_of(&self, path: &str) -> String {
+        let found = self.0.iter().find(|(setting, _)| setting.path == path);
+        found.map_or_else(String::new, |(_, value)| value.to_string())
+    }
+
     /// As a table.
     pub(crate) fn table(&self) -> Table {
         let mut table = Table::new(&["SETTING", "VALUE"]);

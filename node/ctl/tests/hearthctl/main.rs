@@ -6,6 +6,7 @@ mod files;
 mod image;
 mod kubernetes;
 mod ownership;
+mod parameters;
 mod reference;
 mod settings;
 mod unlock;

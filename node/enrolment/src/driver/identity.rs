@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hearth_api::identity::{ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey};
 use hearth_api::v1::AdmissionPolicy;
-use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::storage::StorageBackend;
+use hearth_parameters::{Bootstrap, Cluster, Parameters, Register};
 use hearth_tpm::images::TrustedImage;
 
 use super::{Parts, chain, clock, refuse};
@@ -38,7 +38,7 @@ where
     ) -> Result<Founding, Failure> {
         clock::can_found(&self.lifetime)?;
         let mode = bootstrap.seed.configuration.tpm_mode();
-        let tpm_usage = parameters::tpm_usage(mode, self.sealed.can_seal()).ok_or_else(|| {
+        let tpm_usage = hearth_parameters::tpm_usage(mode, self.sealed.can_seal()).ok_or_else(|| {
             Failure::Refuse(
                 "tpm_mode: expected a TPM that can seal this node's keys, as the mode is REQUIRED, found none".into(),
             )
@@ -52,7 +52,7 @@ where
             ));
         }
         let mut seed = bootstrap.seed.clone();
-        let cold_start_policy = parameters::cold_start_policy(
+        let cold_start_policy = hearth_parameters::cold_start_policy(
             seed.configuration.cold_start_policy(),
             bootstrap.storage_security,
             tpm_usage,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hearth_api::identity::{NodeCredentials, PublicKey};
 use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::ClusterDirectory;
-use hearth_host::parameters::Parameters;
 use hearth_host::storage::header::HeaderState;
+use hearth_parameters::Parameters;
 
 use crate::sealed::{Founding, Recovery, Registering, Stored};
 

@@ -51,8 +51,8 @@ use hearth_api::identity::{ClusterUnlockKey, NodeCredentials};
 use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::ClusterDirectory;
 use hearth_host::cluster_state::EnrolmentPhase;
-use hearth_host::parameters::Parameters;
 use hearth_host::storage::Volume;
+use hearth_parameters::Parameters;
 use rustls_pki_types::CertificateDer;
 
 use super::sealed::{Disowned, Founding, Member, Registering, Sealed};

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::v1::ClusterDirectory;
-use hearth_host::parameters::{Cluster, Register};
 use hearth_host::storage::Volume;
 use hearth_host::storage::header::{HeaderState, Phase};
+use hearth_parameters::{Cluster, Register};
 
 use super::{Done, Next, Pace, ParametersInput, State, misplaced, refusals};
 use crate::sealed::{Answer, Asking, Registering};

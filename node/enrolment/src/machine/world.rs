@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use hearth_api::identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket};
 use hearth_api::v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy};
-use hearth_host::parameters::{self, Register};
 use hearth_host::storage::header::{Header, HeaderState, Owner, Phase};
+use hearth_parameters::Register;
 
 use super::super::sealed::{Answer, Asking, Stored};
 use super::super::{EnrolmentId, testing};
@@ -256,10 +256,10 @@ impl World {
             Work::MakeKeys(parameters) => {
                 self.enrolments += 1;
                 return Ok(Done::Keys(match &parameters.cluster {
-                    parameters::Cluster::Bootstrap(_) => {
+                    hearth_parameters::Cluster::Bootstrap(_) => {
                         Keys::Founding(Arc::new(founding(self.enrolments)))
                     }
-                    parameters::Cluster::Register(register) => {
+                    hearth_parameters::Cluster::Register(register) => {
                         Keys::Registering(Arc::new(self.registering(register)))
                     }
                 }));
@@ -501,7 +501,7 @@ impl Cluster {
     /// The register parameters for a machine.
     pub(super) fn input(&self, wipe: Option<u8>) -> ParametersInput {
         ParametersInput::Parameters(Arc::new(Parameters {
-            cluster: parameters::Cluster::Register(Register {
+            cluster: hearth_parameters::Cluster::Register(Register {
                 directory: testing::directory("192.0.2.1"),
                 ticket: Ticket::from_bytes([self.ticket; 32]),
                 ca: ca(CA),

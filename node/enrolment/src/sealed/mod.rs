@@ -19,11 +19,11 @@ use hearth_api::recovery::{self, RecoveryRecipient, UnlockSettings, WrappedFor, 
 use hearth_api::v1::{
     ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
-use hearth_host::handover::{BootstrapData, ClusterSeed};
-use hearth_host::parameters::StaticNetwork;
+use hearth_host::handover::BootstrapData;
 use hearth_host::storage::header::Owner;
 use hearth_host::storage::keys::Secrets;
 use hearth_host::storage::{Mode, Volume};
+use hearth_parameters::{ClusterSeed, StaticNetwork};
 use hearth_tpm::images::TrustedImage;
 use rustls_pki_types::CertificateDer;
 

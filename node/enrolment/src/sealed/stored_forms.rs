@@ -9,8 +9,8 @@ use hearth_api::v1::{
     ClusterConfiguration, KubernetesConfiguration, NetworkConfig, StorageSecurityPolicy, TpmMode,
     cluster_directory, network_config, node_roles,
 };
-use hearth_host::handover::ClusterSeed;
 use hearth_host::layout::Root;
+use hearth_parameters::ClusterSeed;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! The parameters of a machine, from the ESP or from fw_cfg.
 
 use hearth_api::v1::NodeParameters;
-use hearth_host::parameters::{Source, parse};
+use hearth_parameters::parse;
 use prost::Message;
 
 use crate::{Seeds, Target};
@@ -14,12 +14,12 @@ pub(super) const TARGET: Target = Target {
 };
 
 fn check(input: &[u8]) {
-    let Ok(parameters) = parse(Source::Esp, input) else {
+    let Ok(parameters) = parse(input) else {
         return;
     };
     // Tools write what they have decoded.
     let message = NodeParameters::decode(input).expect("it was decoded before");
-    let again = parse(Source::Esp, &message.encode_to_vec()).expect("what was accepted is encoded");
+    let again = parse(&message.encode_to_vec()).expect("what was accepted is encoded");
     assert_eq!(format!("{parameters:?}"), format!("{again:?}"));
 }
 

@@ -14,13 +14,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
-use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::identity::{ClusterId, EnrolmentId, NodeId};
 use hearth_api::private::{DataHeader, DataPhase};
 use hearth_sys::slots::{Loaded, RegionSlot, SlotError, SlotFormat, SlotPair};
 use prost::Message;
 use ring::hmac;
 
-use super::EnrolmentId;
 use super::keys::{SALT_LEN, Secrets};
 
 /// The size of the header region, in bytes; the payload follows.

@@ -18,7 +18,6 @@
 //! Operations that need a kernel (device-mapper, mkfs, mount) are behind the trait
 //! [`StorageBackend`], so that tests run all decisions about a disk on plain files.
 
-mod enrolment_id;
 pub mod header;
 mod in_use;
 pub mod keys;
@@ -44,7 +43,6 @@ use crate::{failpoint, layout};
 use header::{Header, HeaderError, HeaderRegion, HeaderState, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
-pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
 pub use in_use::InUse;
 pub use keys::Mode;
 pub use system::System;

@@ -1,9 +1,8 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
+use hearth_api::identity::{ClusterId, ClusterUnlockKey, EnrolmentId, NodeId, NodeUnlockKey};
 
-use super::EnrolmentId;
 use super::testing::Files;
 use super::*;
 use crate::layout::Root;

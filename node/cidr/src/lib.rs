@@ -1,4 +1,7 @@
-//! An address with a prefix length, such as `10.0.0.5/24`.
+//! An IP address with a prefix length, such as `10.0.0.5/24`.
+//!
+//! A crate of its own, because two need it of which neither may depend on the other: the kernel's
+//! interfaces, and the decoder of a machine's parameters, which tools use as well. It has no IO.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,9 +1,9 @@
-//! The enrolment ID. The sealed configuration and the header of the data partition both contain it,
-//! so it is defined in the lower of the two crates.
+//! The enrolment ID. It is here, below all crates of a node, because parameters name it and tools
+//! write parameters.
 
 use std::fmt;
 
-use hearth_api::identity::random_bytes;
+use super::random_bytes;
 
 /// Identifies one enrolment of a machine: generated with its first sealed configuration, stored in
 /// the header of its data partition, and named in the parameters that wipe it.

@@ -67,7 +67,7 @@ fn the_stored_form_stays() {
     // Of a release in which nobody had to accept the loss.
     let message = whole(&asked);
     let stored = stored_form!("parameters-bootstrap.pb", message.encode_to_vec());
-    let refused = parse(Source::Esp, &stored).unwrap_err().to_string();
+    let refused = parse(&stored).unwrap_err().to_string();
     assert!(
         refused.contains("cluster_bootstrap.accept_loss: expected true"),
         "{refused}"
@@ -80,7 +80,7 @@ fn the_stored_form_stays() {
     };
     let message = whole(&asked);
     let stored = stored_form!("parameters-bootstrap-recovery.pb", message.encode_to_vec());
-    let read = parse(Source::Esp, &stored).unwrap();
+    let read = parse(&stored).unwrap();
     let Cluster::Bootstrap(found) = read.cluster else {
         panic!("not a bootstrap");
     };
@@ -103,7 +103,7 @@ fn the_stored_form_stays() {
         ..register()
     });
     let stored = stored_form!("parameters-register.pb", message.encode_to_vec());
-    let read = parse(Source::Esp, &stored).unwrap();
+    let read = parse(&stored).unwrap();
     let Cluster::Register(found) = read.cluster else {
         panic!("not a registration");
     };

@@ -4,13 +4,32 @@ use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
 use hearth_api::manifests::Manifest;
 use hearth_api::recovery::{RecoveryError, RecoveryRecipient};
 use hearth_api::v1::{
-    AdmissionPolicy, ClusterBootstrap, ClusterConfiguration, NodeRoles, StorageSecurity,
+    AdmissionPolicy, ClusterBootstrap, ClusterConfiguration, Label, NodeRoles, StorageSecurity,
     StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
 };
 use hearth_api::{labels, settings};
 
 use super::{Problem, cold_start};
-use crate::handover::ClusterSeed;
+
+/// The owner's settings for a cluster to be bootstrapped. They are passed unchanged from the
+/// parameters through the sealed configuration to the control plane.
+#[derive(Clone, Debug)]
+pub struct ClusterSeed {
+    /// The owner's public key.
+    pub owner: PublicKey,
+    /// Proves the cluster's CA to the owner at the first contact.
+    pub first_contact_secret: FirstContactSecret,
+    /// To which the nodes wrap their cluster unlock keys; needed for cold-start policy OWNER.
+    pub recovery_recipient: Option<RecoveryRecipient>,
+    /// The cluster configuration, with all defaults filled in. In the parameters the cold-start
+    /// policy may be unspecified; enrolment then decides it, see
+    /// [`cold_start_policy`](crate::cold_start_policy).
+    pub configuration: ClusterConfiguration,
+    /// The labels of the first node.
+    pub labels: Vec<Label>,
+    /// Kubernetes objects, to be applied in this order.
+    pub manifests: Vec<Manifest>,
+}
 
 /// The parameters of a bootstrap.
 #[derive(Clone, Debug)]

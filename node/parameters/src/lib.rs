@@ -1,16 +1,15 @@
-//! Node parameters: what a machine is configured with before its first boot. They say whether to
+//! The parameters of a machine: what it is configured with before its first boot. They say whether to
 //! create a cluster or to register with one, how to reach the network, and which state to wipe.
 //!
-//! They come from the QEMU fw_cfg item [`names::fw_cfg::PARAMETERS`] or from the ESP's
-//! [`names::disk::ESP_PARAMETERS`]. If both exist, fw_cfg is used and the ESP's are not read.
-//! *Absent* means only that there is no such item and no such file. Parameters that exist but
-//! cannot be used are an error that names the source, the field, the expected and the actual value.
-//! Such an error never falls back to the other source: a machine must not act on parameters other
-//! than the intended ones, or on none.
+//! [`parse`] is the only decoder of them. Nodes call it for the bytes that they find (in
+//! `hearth_host::parameters`), and tools for those that they write or are asked about, so a tool
+//! accepts exactly what a node of the same release accepts, with the same words. The crate reads
+//! nothing and knows no text form: a node has neither JSON nor YAML.
 //!
 //! The bytes are decoded strictly (see [`wire`]) into [`Parameters`], whose types need no further
-//! validation; defaults are filled in on the way. Parameters that this release does not support are
-//! rejected here, by name, and not only when they would be needed.
+//! validation; defaults are filled in on the way. Parameters that cannot be used are a [`Problem`],
+//! which names the field, the expected and the actual value. Those that this release does not support
+//! are rejected here, by name, and not only when they would be needed.
 //!
 //! | field | default |
 //! |---|---|
@@ -24,8 +23,6 @@
 //!
 //! For an encrypted cluster, a recovery recipient is required, unless `accept_loss` says that its data
 //! may be lost. The cold-start policy NONE requires `accept_loss` in any case.
-//!
-//! A machine that has a sealed configuration needs no parameters.
 
 mod bootstrap;
 mod cold_start;
@@ -36,27 +33,20 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
+use hearth_api::identity::EnrolmentId;
 use hearth_api::labels::{LabelError, quoted};
 use hearth_api::schema::NODE_PARAMETERS;
 use hearth_api::time_server::{self, TimeServer};
 use hearth_api::v1::{NodeParameters, node_parameters};
-use hearth_api::{chain, names};
-use hearth_sys::files::{self, FileError};
-use hearth_sys::fw_cfg::{self, FwCfg, FwCfgError};
 use prost::Message;
 
-use crate::layout::Esp;
-use crate::storage::EnrolmentId;
-
-pub use bootstrap::{Bootstrap, storage_security, tpm_usage};
+pub use bootstrap::{Bootstrap, ClusterSeed, storage_security, tpm_usage};
 pub use cold_start::{ColdStartError, cold_start_policy};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;
 
-/// Maximum size of the parameters in bytes, from either source.
-pub const MAX_SIZE: u64 = fw_cfg::MAX_SIZE;
+/// Maximum size of the parameters in bytes.
+pub const MAX_SIZE: usize = 256 << 10;
 
 /// The parameters of a machine.
 #[derive(Clone, Debug)]
@@ -80,60 +70,18 @@ pub enum Cluster {
     Register(Register),
 }
 
-/// The source of parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// QEMU's fw_cfg device.
-    FwCfg,
-    /// The EFI system partition.
-    Esp,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::FwCfg => write!(f, "fw_cfg {}", names::fw_cfg::PARAMETERS),
-            Self::Esp => write!(f, "ESP {}", names::disk::ESP_PARAMETERS),
-        }
-    }
-}
-
-/// Parameters that were read.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// Their source.
-    pub source: Source,
-    /// The parsed parameters.
-    pub parameters: Parameters,
-    /// A second source that also exists and was ignored.
-    pub ignored: Option<Source>,
-}
-
-/// The result of [`load`]; `None` if there are no parameters.
-pub type Loaded = Result<Option<Found>, ParametersError>;
-
-/// Parameters that exist but cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("parameters from {from}: {problem}")]
-pub struct ParametersError {
-    /// Their source.
-    pub from: Source,
-    /// What is wrong with them.
-    pub problem: Problem,
-}
-
 /// What is wrong with parameters.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The fw_cfg item exists but cannot be read.
-    #[error("{}", chain(.0))]
-    FwCfg(FwCfgError),
-    /// The file exists but cannot be read.
-    #[error("{}", chain(.0))]
-    File(FileError),
-    /// The item or file is empty.
+    /// There are no bytes.
     #[error("empty: expected a hearth.v1.NodeParameters message, got no bytes")]
     Empty,
+    /// There are too many bytes.
+    #[error("too large: expected at most {MAX_SIZE} bytes, got {found}")]
+    TooLarge {
+        /// The actual number of bytes.
+        found: usize,
+    },
     /// The bytes are not the expected message.
     #[error("{path}not a hearth.v1.NodeParameters message: {what}")]
     Malformed {
@@ -214,53 +162,12 @@ impl From<LabelError> for Problem {
     }
 }
 
-/// Reads the parameters of this machine; `None` if there are none.
-pub fn load(fw_cfg: &FwCfg, esp: &Esp) -> Loaded {
-    let from_fw_cfg = fw_cfg
-        .read(names::fw_cfg::PARAMETERS)
-        .map_err(|error| ParametersError {
-            from: Source::FwCfg,
-            problem: Problem::FwCfg(error),
-        })?;
-    let on_esp = esp.parameters();
-    if let Some(bytes) = from_fw_cfg {
-        let ignored = on_esp.exists().then_some(Source::Esp);
-        if let Some(ignored) = ignored {
-            tracing::warn!(
-                "using the parameters from {}; ignoring those from {ignored}",
-                Source::FwCfg
-            );
-        }
-        return Ok(Some(Found {
-            source: Source::FwCfg,
-            parameters: parse(Source::FwCfg, &bytes)?,
-            ignored,
-        }));
-    }
-    let from_esp = files::read_limited(&on_esp, MAX_SIZE).map_err(|error| ParametersError {
-        from: Source::Esp,
-        problem: Problem::File(error),
-    })?;
-    let Some(bytes) = from_esp else {
-        return Ok(None);
-    };
-    Ok(Some(Found {
-        source: Source::Esp,
-        parameters: parse(Source::Esp, &bytes)?,
-        ignored: None,
-    }))
-}
-
 /// Parses an encoded `NodeParameters` message.
-pub fn parse(from: Source, bytes: &[u8]) -> Result<Parameters, ParametersError> {
-    parse_message(bytes).map_err(|problem| ParametersError { from, problem })
-}
-
-fn parse_message(bytes: &[u8]) -> Result<Parameters, Problem> {
-    if bytes.is_empty() {
-        return Err(Problem::Empty);
-    }
-    wire::check(&NODE_PARAMETERS, bytes)?;
+///
+/// # Errors
+/// If a machine must not act on it.
+pub fn parse(bytes: &[u8]) -> Result<Parameters, Problem> {
+    check_fields(bytes)?;
     let message =
         NodeParameters::decode(bytes).map_err(|error| Problem::malformed("", error.to_string()))?;
     let cluster = match message.cluster {
@@ -293,6 +200,22 @@ fn parse_message(bytes: &[u8]) -> Result<Parameters, Problem> {
             })?,
         time_servers: time_servers(&message.time_servers)?,
     })
+}
+
+/// Checks only that the bytes are a `NodeParameters` message whose fields are known and unique, so that
+/// a protobuf decoder skips nothing; not what their values are.
+///
+/// # Errors
+/// As [`parse`].
+pub fn check_fields(bytes: &[u8]) -> Result<(), Problem> {
+    if bytes.is_empty() {
+        return Err(Problem::Empty);
+    }
+    if bytes.len() > MAX_SIZE {
+        let found = bytes.len();
+        return Err(Problem::TooLarge { found });
+    }
+    wire::check(&NODE_PARAMETERS, bytes)
 }
 
 fn time_servers(texts: &[String]) -> Result<Vec<TimeServer>, Problem> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use hearth_api::labels::quoted;
 use hearth_api::v1::{NetworkConfig, network_config};
-use hearth_sys::cidr::Cidr;
+use hearth_cidr::Cidr;
 
 use super::Problem;
 
