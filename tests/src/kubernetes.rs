@@ -79,7 +79,7 @@ impl Kubernetes {
         let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
         write
             .option("--server", format!("https://{server}"))
-            .option("--file", &kubeconfig);
+            .option("--output-file", &kubeconfig);
         // Fails until a controller has reported its address.
         until_ok("a kubeconfig", bounds::KUBERNETES, || async {
             Ok(tool::run(&write).await?)

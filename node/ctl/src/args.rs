@@ -143,8 +143,8 @@ pub(crate) enum Kubernetes {
     Kubeconfig {
         /// Write to this file (mode 0600) instead of standard output, which is
         /// "-". An existing regular file is replaced
-        #[arg(long, short, value_name = "FILE")]
-        file: Option<PathBuf>,
+        #[arg(long, value_name = "FILE")]
+        output_file: Option<PathBuf>,
         /// Output format
         #[arg(short = 'o', long, value_enum, default_value_t = KubeconfigFormat::Json, value_name = "FORMAT")]
         output: KubeconfigFormat,

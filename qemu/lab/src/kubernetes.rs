@@ -230,7 +230,7 @@ impl Work {
     /// Makes hearthctl write the kubeconfig. False: not possible yet.
     async fn ask_access(&self) -> Result<bool> {
         let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
-        write.option("--file", &self.kubeconfig);
+        write.option("--output-file", &self.kubeconfig);
         match tool::run(&write).await {
             Ok(_) => Ok(true),
             Err(error) if may_pass(&error) => {

@@ -10,60 +10,54 @@ use hearth_qemu::vm::DiskFault;
 use hearth_tests::node::Node;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
 
-async fn observe(cluster: &mut Cluster) {
-    for number in 1..=3 {
-        let node = cluster.node(number);
-        let debug = node.debug().await.unwrap();
-        let lines = debug.log("root").await.unwrap();
-        std::fs::write(format!("/root/f/fault-log-{number}"), lines.join("\n")).unwrap();
-        println!(
-            "node-{number}: {:?} term {:?}",
-            node.vm().unwrap().states(),
-            node.raft_term().await
-        );
-    }
-}
+/// More elections, or changes of the leader, while two disks become slow and well again would be a cluster that does not
+/// settle.
+const MOST_CHANGES: usize = 8;
 
+/// A member has a slow disk, first a follower of etcd, then its leader: the cluster says whose it is, goes on, and does not
+/// lose a write. Leaders change a few times at most, and no other node is SPLIT. It is well when the disk is.
 #[tokio::test]
-async fn a_slow_disk() -> Outcome {
+#[ignore = "long: --long runs it"]
+async fn a_slow_disk_is_told_and_borne() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
     let writer = cluster.writer(1).await?;
     let leaders = cluster.leaders();
-    observe(&mut cluster).await;
     let leader = cluster.etcd_leader().await?;
     let follower = cluster.others(leader)[0];
-    println!("etcd leader {leader} curator {}", cluster.leader().await?);
+    let third = cluster.others(leader)[1];
+    let before = cluster.node(third).raft_term().await?;
     for number in [follower, leader] {
-        for rate in [4, 1] {
-            let slow = DiskFault::SlowWrites { per_second: rate };
-            println!(
-                "node-{number} is slow {:?} {:?}",
-                writer.counts(),
-                writer.longest()
-            );
-            cluster
-                .node(number)
-                .vm()?
-                .set_disk_fault(0, Some(&slow))
-                .await?;
-            let since = std::time::Instant::now();
-            while since.elapsed().as_secs() < 45 {
-                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
-                println!("{:?} {:?}", writer.counts(), writer.longest());
-            }
-            println!("{:?}", leaders.seen());
-        }
+        let slow = DiskFault::SlowWrites { per_second: 1 };
+        let vm = cluster.node(number).vm()?;
+        vm.set_disk_fault(0, Some(&slow)).await?;
+        let told = |condition: &NodeCondition| condition.reason == "Slow";
+        cluster
+            .condition(number, "EtcdDisk", bounds::SETTLED, told)
+            .await?;
+        writer.goes_on().await?;
         cluster.node(number).vm()?.set_disk_fault(0, None).await?;
-        println!("node-{number} is well again");
+        cluster
+            .no_condition(number, "EtcdDisk", bounds::SETTLED)
+            .await?;
         cluster.all_healthy().await?;
         writer.goes_on().await?;
-        observe(&mut cluster).await;
-        println!("{:?}", leaders.seen());
     }
+    let elections = cluster.node(third).raft_term().await? - before;
+    let seen = leaders.seen()?;
+    ensure!(
+        elections <= MOST_CHANGES as u64
+            && seen.etcd.len() <= MOST_CHANGES
+            && seen.curator.len() <= MOST_CHANGES,
+        "{elections} elections, {seen:?}"
+    );
+    let states = cluster.node(third).vm()?.states();
+    ensure!(!states.contains(&"SPLIT".to_owned()), "{states:?}");
+    eprintln!(
+        "{elections} elections; the longest write took {:?}",
+        writer.longest()
+    );
     writer.verify(cluster.owner()).await?;
-    observe(&mut cluster).await;
-    ensure!(false, "look");
     drop(cluster);
     test.passed()
 }

@@ -38,7 +38,7 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
     match command {
         Kubernetes::Status { output } => status(global, output.form).await,
         Kubernetes::Kubeconfig {
-            file,
+            output_file,
             output: KubeconfigFormat::Json,
             server,
             tls_server_name,
@@ -55,7 +55,7 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
                 false => exec(global, &session)?,
             };
             let content = kubeconfig(&session.name, &access, &server, tls_server_name, user);
-            write(file.as_deref(), &content)
+            write(output_file.as_deref(), &content)
         }
         Kubernetes::Credential => {
             let access = Access::ask(global, &Session::new(global)?).await?;

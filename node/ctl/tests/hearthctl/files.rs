@@ -60,7 +60,7 @@ async fn links_are_followed() {
 
     let link = f.path("kubeconfig");
     symlink("kept/kubeconfig", &link).expect("a link");
-    f.ok(&[&KUBECONFIG[..], &["-f", text(&link)]].concat())
+    f.ok(&[&KUBECONFIG[..], &["--output-file", text(&link)]].concat())
         .await;
     let metadata = fs::symlink_metadata(&link).expect("there");
     assert!(metadata.is_symlink(), "the link has become a file");
@@ -73,7 +73,11 @@ async fn a_kubeconfig_goes_where_it_is_wanted() {
     let f = Fixture::new();
     let _curator = kubernetes::start(&f, &[]).await;
     let printed = f.json(&KUBECONFIG).await;
-    for to in [["-o", "json"], ["-f", "-"], ["-f", "/dev/stdout"]] {
+    for to in [
+        ["-o", "json"],
+        ["--output-file", "-"],
+        ["--output-file", "/dev/stdout"],
+    ] {
         let args = [&KUBECONFIG[..], &to[..]].concat();
         assert_eq!(f.json(&args).await, printed, "{to:?}");
     }

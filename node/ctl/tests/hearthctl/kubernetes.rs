@@ -56,7 +56,7 @@ async fn kubectl_is_told_how_to_call_this_program() {
         "--server",
         "https://127.0.0.1:7",
     ];
-    let written = [&kubeconfig[..], &["--file", text(&file)]].concat();
+    let written = [&kubeconfig[..], &["--output-file", text(&file)]].concat();
     let output = fixture.run(&written).await;
     assert!(output.status.success(), "{output:?}");
     let hint = String::from_utf8_lossy(&output.stderr);

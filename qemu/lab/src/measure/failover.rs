@@ -107,7 +107,7 @@ impl Failover<'_> {
         let mut write = self.hearthctl.call(words);
         write
             .arg(format!("https://{server}"))
-            .option("--file", self.kubeconfig());
+            .option("--output-file", self.kubeconfig());
         tool::run(&write).await?;
         while tool::run(&self.ask()).await.is_err() {
             tokio::time::sleep(PAUSE).await;

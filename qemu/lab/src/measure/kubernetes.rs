@@ -247,7 +247,7 @@ impl Round {
         let mut write = self.hearthctl.call(words);
         write
             .arg(format!("https://{api}"))
-            .option("--file", self.kubeconfig());
+            .option("--output-file", self.kubeconfig());
         patiently(told, async || Ok(tool::run(&write).await?)).await;
         let works = |line: &str| line.contains(API_WORKS);
         let works = vm.wait_for("an API server", BOUND, works).await?;
