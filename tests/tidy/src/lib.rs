@@ -6,6 +6,7 @@
 
 mod circles;
 mod crates;
+mod decisions;
 mod examples;
 mod faults;
 mod imports;
@@ -73,6 +74,8 @@ pub fn check(root: &Path) -> Result<Findings> {
     circles::between_modules(root, &sources, &metadata, &mut wrong)?;
     lints::nobody_departs(root, &metadata, &mut wrong)?;
     faults::are_tested_as_stated(root, &sources, &metadata, &mut wrong)?;
+    let index = sources.text(Path::new("docs/decisions.md"))?;
+    decisions::are_in_the_index(&files, index, &mut wrong);
     imports::have_one_style(&sources, &mut wrong)?;
     examples::are_compiled(root, &sources, &metadata, &mut wrong)?;
     words::none_is_retired(&sources, &mut wrong);
