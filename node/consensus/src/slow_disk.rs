@@ -138,7 +138,7 @@ mod tests {
         }
         after(21).await;
         assert!(!is_slow());
-        // And begins anew.
+        // Another time.
         said.note(LINE);
         after(1).await;
         assert!(!is_slow());

@@ -1,4 +1,4 @@
-//! Checks that each decision has a number of its own and stands in the index, `docs/decisions.md`, and that what stands there
+//! Checks that each decision has a number of its own and is in the index, `docs/decisions.md`, and that what the index has
 //! exists.
 
 use std::collections::{BTreeMap, BTreeSet};

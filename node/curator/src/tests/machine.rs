@@ -224,3 +224,14 @@ pub(super) async fn delete(
     let call = management.delete_node(request);
     within_timeout("DeleteNode", call).await.map(drop)
 }
+
+/// The same machine, to be changed.
+pub(super) fn copy(machine: &Machine) -> Machine {
+    Machine {
+        key: machine.key.clone(),
+        join_key: machine.join_key.clone(),
+        unlock_key: machine.unlock_key.clone(),
+        prover: machine.prover.clone(),
+        ..*machine
+    }
+}

@@ -3,6 +3,7 @@
 mod access;
 mod administration;
 mod attestation;
+mod boots;
 mod budget;
 mod clocks;
 mod configuration;
