@@ -1,8 +1,7 @@
 //! Who leads a cluster, while it is observed: how often that changes is what a fault costs everybody.
 //!
 //! A change is counted when the cluster's API shows another leader than before. Two changes between two looks are
-//! counted as one, or as none if the second one undid the first; the term of Raft, which each election raises, shows
-//! those ([`Member::raft_term`](crate::cluster::Member::raft_term)).
+//! counted as one, or as none if the second one undid the first.
 
 use std::time::Duration;
 

@@ -15,9 +15,6 @@ use crate::debug::Debug;
 use crate::node::{Node, Plan, Running};
 use crate::{Outcome, bounds};
 
-/// The runnable that runs etcd, and the name of etcd's log.
-const ETCD: &str = "root.role.controlplane.consensus.etcd";
-
 /// A machine of a cluster.
 pub struct Member {
     pub(super) name: String,
@@ -191,25 +188,6 @@ impl Member {
     /// If its debug service does not answer.
     pub async fn cluster_state(&self) -> anyhow::Result<ClusterState> {
         Ok(self.debug().await?.state().await?.cluster_state())
-    }
-
-    /// The term of Raft that its etcd knows: how many elections there have been. From etcd's log, as the API does not
-    /// have it.
-    ///
-    /// # Errors
-    /// If its debug service does not answer, or etcd has not said it since the boot.
-    pub async fn raft_term(&self) -> anyhow::Result<u64> {
-        let lines = self.debug().await?.log(ETCD).await?;
-        let terms = lines.iter().filter_map(|line| {
-            let (_, term) = line
-                .split_once("elected leader ")?
-                .1
-                .split_once(" at term ")?;
-            term.split_whitespace().next()?.parse().ok()
-        });
-        terms
-            .max()
-            .with_context(|| format!("{}: no election in {lines:#?}", self.name))
     }
 
     /// Its entry in the cluster's list.

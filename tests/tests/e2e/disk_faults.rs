@@ -10,8 +10,7 @@ use hearth_qemu::vm::DiskFault;
 use hearth_tests::node::Node;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
 
-/// More elections, or changes of the leader, while two disks become slow and well again would be a cluster that does not
-/// settle.
+/// More changes of a leader while two disks become slow and well again would be a cluster that does not settle.
 const MOST_CHANGES: usize = 8;
 
 /// A member has a slow disk, first a follower of etcd, then its leader: the cluster says whose it is, goes on, and does not
@@ -26,7 +25,6 @@ async fn a_slow_disk_is_told_and_borne() -> Outcome {
     let leader = cluster.etcd_leader().await?;
     let follower = cluster.others(leader)[0];
     let third = cluster.others(leader)[1];
-    let before = cluster.node(third).raft_term().await?;
     for number in [follower, leader] {
         let slow = DiskFault::SlowWrites { per_second: 1 };
         let vm = cluster.node(number).vm()?;
@@ -43,18 +41,15 @@ async fn a_slow_disk_is_told_and_borne() -> Outcome {
         cluster.all_healthy().await?;
         writer.goes_on().await?;
     }
-    let elections = cluster.node(third).raft_term().await? - before;
     let seen = leaders.seen()?;
     ensure!(
-        elections <= MOST_CHANGES as u64
-            && seen.etcd.len() <= MOST_CHANGES
-            && seen.curator.len() <= MOST_CHANGES,
-        "{elections} elections, {seen:?}"
+        seen.etcd.len() <= MOST_CHANGES && seen.curator.len() <= MOST_CHANGES,
+        "{seen:?}"
     );
     let states = cluster.node(third).vm()?.states();
     ensure!(!states.contains(&"SPLIT".to_owned()), "{states:?}");
     eprintln!(
-        "{elections} elections; the longest write took {:?}",
+        "leaders: {seen:?}; the longest write took {:?}",
         writer.longest()
     );
     writer.verify(cluster.owner()).await?;
