@@ -8,48 +8,76 @@ use hearth_api::v1::{self, ClusterState, DeleteNodeRequest, NodeCondition};
 use hearth_operator::ClusterStatus;
 use hearth_qemu::vm::DiskFault;
 use hearth_tests::node::Node;
+use hearth_tests::writer::Writer;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
 
-/// More changes of a leader while two disks become slow and well again would be a cluster that does not settle.
-const MOST_CHANGES: usize = 8;
+/// So few writes in a second that etcd waits for seconds, as on a disk that is worn out, or shared with too many.
+const SLOW: DiskFault = DiskFault::SlowWrites { per_second: 4 };
 
-/// A member has a slow disk, first a follower of etcd, then its leader: the cluster says whose it is, goes on, and does not
-/// lose a write. Leaders change a few times at most, and no other node is SPLIT. It is well when the disk is.
+/// How often each leadership may change because of one slow disk: once when its node falls silent, and once more on a busy
+/// host.
+const CHANGES: usize = 2;
+
+/// How often a node has become SPLIT.
+fn splits(cluster: &mut Cluster, number: u16) -> anyhow::Result<usize> {
+    let states = cluster.node(number).vm()?.states();
+    Ok(states.iter().filter(|state| *state == "SPLIT").count())
+}
+
+/// The disk of this node is slow until an operator is told, and for a while longer. Writes go on, leaders stay or change
+/// once, the other nodes notice nothing, and all is well when the disk is.
+async fn is_slow(cluster: &mut Cluster, number: u16, writer: &Writer) -> Outcome {
+    let others = cluster.others(number);
+    let before = splits(cluster, number)?;
+    let leaders = cluster.leaders();
+    let vm = cluster.node(number).vm()?;
+    vm.set_disk_fault(0, Some(&SLOW)).await?;
+    let told = |condition: &NodeCondition| {
+        condition.reason == "Slow" && condition.message.contains("slow fdatasync")
+    };
+    cluster
+        .condition(number, "EtcdDisk", bounds::SETTLED, told)
+        .await?;
+    for _ in 0..3 {
+        writer.goes_on().await?;
+    }
+
+    cluster.node(number).vm()?.set_disk_fault(0, None).await?;
+    cluster.all_healthy().await?;
+    cluster
+        .no_condition(number, "EtcdDisk", bounds::SETTLED)
+        .await?;
+    let seen = leaders.seen()?;
+    ensure!(
+        seen.curator.len() <= 1 + CHANGES && seen.etcd.len() <= 1 + CHANGES,
+        "leaders while the disk of node-{number} was slow: {seen:?}"
+    );
+    // It reaches a curator of another node even if its own is late.
+    let flaps = splits(cluster, number)? - before;
+    ensure!(flaps <= 1, "node-{number} was SPLIT {flaps} times");
+    for other in others {
+        ensure!(splits(cluster, other)? == 0, "node-{other} was SPLIT");
+    }
+    Ok(())
+}
+
+/// A follower's disk is slow, then the leader's.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
-async fn a_slow_disk_is_told_and_borne() -> Outcome {
+async fn a_slow_disk_is_told_and_splits_nobody() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
     let writer = cluster.writer(1).await?;
-    let leaders = cluster.leaders();
     let leader = cluster.etcd_leader().await?;
     let follower = cluster.others(leader)[0];
-    let third = cluster.others(leader)[1];
-    for number in [follower, leader] {
-        let slow = DiskFault::SlowWrites { per_second: 1 };
-        let vm = cluster.node(number).vm()?;
-        vm.set_disk_fault(0, Some(&slow)).await?;
-        let told = |condition: &NodeCondition| condition.reason == "Slow";
-        cluster
-            .condition(number, "EtcdDisk", bounds::SETTLED, told)
-            .await?;
-        writer.goes_on().await?;
-        cluster.node(number).vm()?.set_disk_fault(0, None).await?;
-        cluster
-            .no_condition(number, "EtcdDisk", bounds::SETTLED)
-            .await?;
-        cluster.all_healthy().await?;
-        writer.goes_on().await?;
-    }
-    let seen = leaders.seen()?;
+    is_slow(&mut cluster, follower, &writer).await?;
+    let leader = cluster.etcd_leader().await?;
+    is_slow(&mut cluster, leader, &writer).await?;
+    cluster.voters_with(&[1, 2, 3]).await?;
+    let (acknowledged, failed) = writer.counts();
     ensure!(
-        seen.etcd.len() <= MOST_CHANGES && seen.curator.len() <= MOST_CHANGES,
-        "{seen:?}"
-    );
-    let states = cluster.node(third).vm()?.states();
-    ensure!(!states.contains(&"SPLIT".to_owned()), "{states:?}");
-    eprintln!(
-        "leaders: {seen:?}; the longest write took {:?}",
+        failed <= 10,
+        "{failed} writes failed, {acknowledged} did not; the longest took {:?}",
         writer.longest()
     );
     writer.verify(cluster.owner()).await?;
