@@ -7,6 +7,7 @@ use hearth_api::console::Report;
 use hearth_api::v1::{self, ClusterState, DeleteNodeRequest, NodeCondition};
 use hearth_operator::ClusterStatus;
 use hearth_qemu::vm::DiskFault;
+use hearth_tests::cluster::Member;
 use hearth_tests::node::Node;
 use hearth_tests::writer::Writer;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
@@ -18,17 +19,20 @@ const SLOW: DiskFault = DiskFault::SlowWrites { per_second: 4 };
 /// host.
 const CHANGES: usize = 2;
 
-/// How often a node has become SPLIT.
-fn splits(cluster: &mut Cluster, number: u16) -> anyhow::Result<usize> {
-    let states = cluster.node(number).vm()?.states();
-    Ok(states.iter().filter(|state| *state == "SPLIT").count())
+/// How often each node has become SPLIT.
+fn splits(cluster: &mut Cluster) -> anyhow::Result<Vec<usize>> {
+    let of = |member: &mut Member| {
+        let states = member.vm()?.states();
+        Ok(states.iter().filter(|state| *state == "SPLIT").count())
+    };
+    cluster.nodes().iter_mut().map(of).collect()
 }
 
 /// The disk of this node is slow until an operator is told, and for a while longer. Writes go on, leaders stay or change
-/// once, the other nodes notice nothing, and all is well when the disk is.
+/// once, no node is SPLIT again and again, and all is well when the disk is.
 async fn is_slow(cluster: &mut Cluster, number: u16, writer: &Writer) -> Outcome {
-    let others = cluster.others(number);
-    let before = splits(cluster, number)?;
+    // Nodes that were off together are SPLIT until they have a quorum.
+    let before = splits(cluster)?;
     let leaders = cluster.leaders();
     let vm = cluster.node(number).vm()?;
     vm.set_disk_fault(0, Some(&SLOW)).await?;
@@ -52,11 +56,10 @@ async fn is_slow(cluster: &mut Cluster, number: u16, writer: &Writer) -> Outcome
         seen.curator.len() <= 1 + CHANGES && seen.etcd.len() <= 1 + CHANGES,
         "leaders while the disk of node-{number} was slow: {seen:?}"
     );
-    // It reaches a curator of another node even if its own is late.
-    let flaps = splits(cluster, number)? - before;
-    ensure!(flaps <= 1, "node-{number} was SPLIT {flaps} times");
-    for other in others {
-        ensure!(splits(cluster, other)? == 0, "node-{other} was SPLIT");
+    // Each reaches a curator of another node even if its own is late; on a busy host not always at once.
+    for (node, (before, after)) in (1..).zip(before.into_iter().zip(splits(cluster)?)) {
+        let times = after - before;
+        ensure!(times <= 1, "node-{node} was SPLIT {times} times");
     }
     Ok(())
 }
@@ -64,7 +67,7 @@ async fn is_slow(cluster: &mut Cluster, number: u16, writer: &Writer) -> Outcome
 /// A follower's disk is slow, then the leader's.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
-async fn a_slow_disk_is_told_and_splits_nobody() -> Outcome {
+async fn a_slow_disk_is_told_and_churn_is_bounded() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
     let writer = cluster.writer(1).await?;
