@@ -110,9 +110,10 @@ impl HeartbeatTracker {
 
     /// Checks that no other boot of the node is heard, for one that calls from `address`.
     pub fn hears(&self, node: NodeId, boot_id: &str, address: IpAddr) -> Result<(), Status> {
-        let (heard, status) = self.cache.heard(node);
-        let heard = heard.as_deref();
-        join::hear(heard, status.as_ref(), boot_id, address, self.bound).map_err(Status::from)
+        let heard = self.cache.heard(node, |heard, status| {
+            join::hear(heard, status, boot_id, address, self.bound)
+        });
+        heard.map_err(Status::from)
     }
 
     /// Processes one heartbeat, which comes from `address`. When this returns `Ok`, the node's liveness key is in etcd.

@@ -42,14 +42,19 @@ impl Cache {
         }
     }
 
-    /// The boot of the node that a curator hears, and the last status that the node has reported.
-    pub fn heard(&self, id: NodeId) -> (Option<String>, Option<NodeStatus>) {
+    /// Decides by the boot of the node that a curator hears, and by the last status that the node has reported. Without
+    /// copies: this is done for each report.
+    pub fn heard<T>(
+        &self,
+        id: NodeId,
+        decide: impl FnOnce(Option<&str>, Option<&NodeStatus>) -> T,
+    ) -> T {
         let contents = self.lock();
-        let boot_id = match contents.presence.liveness(id) {
-            Some(Liveness::Heard { boot_id, .. }) => Some(boot_id.clone()),
+        let heard = match contents.presence.liveness(id) {
+            Some(Liveness::Heard { boot_id, .. }) => Some(boot_id.as_str()),
             _ => None,
         };
-        (boot_id, contents.records.status(id).cloned())
+        decide(heard, contents.records.status(id))
     }
 
     /// The nodes whose liveness keys are attached to this lease, with the revisions of those keys.
