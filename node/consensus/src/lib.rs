@@ -455,7 +455,7 @@ async fn live(
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
     tracing::info!(pid = etcd.id(), ?start, ?timing, "started etcd");
-    let said_of_disk = etcd.said_of_disk();
+    let waits_for_disk = etcd.waits_for_disk().watch();
     out.slow_disk.set(None);
 
     let (serving, serves) = watch::channel(false);
@@ -498,7 +498,7 @@ async fn live(
         }
         () = stopped(ctx, &config.users) => Ok(End::Stopped),
         outcome = work => outcome,
-        never = slow_disk::keep(&said_of_disk, &out.slow_disk) => match never {},
+        never = slow_disk::keep(waits_for_disk, &out.slow_disk) => match never {},
     };
     serving.send_replace(false);
     if outcome.is_ok() {

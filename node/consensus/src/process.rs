@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use hearth_base::event;
 use hearth_sys::child::{Child, ChildError};
 use tokio::process::Command;
 
@@ -75,7 +76,7 @@ pub(crate) struct Etcd {
     child: Child,
     /// The last log line that has a reason to exit.
     last_words: Arc<Mutex<Option<String>>>,
-    said_of_disk: slow_disk::Said,
+    waits_for_disk: event::Value<String>,
 }
 
 impl Etcd {
@@ -106,14 +107,15 @@ impl Etcd {
         }
         let last_words = Arc::new(Mutex::new(None));
         let (tree, words) = (config.log.clone(), last_words.clone());
-        let said_of_disk = slow_disk::Said::default();
-        let said = said_of_disk.clone();
+        let (waits, waits_for_disk) = event::value();
         let mut shown = log::Shown::default();
         let child = Child::spawn(command, move |_, line| {
             let mut parsed = log::parse(line);
             shown.weigh(&mut parsed, Instant::now());
             tree.append_raw(&dn, parsed.severity, &parsed.message);
-            said.note(&parsed.message);
+            if slow_disk::says(&parsed.message) {
+                waits.set(parsed.message.clone());
+            }
             if parsed.fatal || parsed.message.contains(REMOVED_MESSAGE) {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
             }
@@ -122,13 +124,13 @@ impl Etcd {
         Ok(Self {
             child,
             last_words,
-            said_of_disk,
+            waits_for_disk,
         })
     }
 
-    /// What it says about its disk.
-    pub(crate) fn said_of_disk(&self) -> slow_disk::Said {
-        self.said_of_disk.clone()
+    /// The last line by which it says that it has waited for its disk.
+    pub(crate) fn waits_for_disk(&self) -> &event::Value<String> {
+        &self.waits_for_disk
     }
 
     /// Its process ID.

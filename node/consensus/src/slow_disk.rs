@@ -10,11 +10,9 @@
 //! while it holds, as each change is written to etcd's disk.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_base::event::Writer;
-use tokio::sync::Notify;
+use hearth_base::event::{Closed, Watcher, Writer};
 use tokio::time::{Instant, timeout};
 
 /// etcd's message.
@@ -37,48 +35,28 @@ pub struct SlowDisk {
     pub words: String,
 }
 
-/// What etcd has said about its disk.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Said(Arc<SaidInner>);
-
-#[derive(Debug, Default)]
-struct SaidInner {
-    /// The last one that was not read yet; the log is read by another thread.
-    last: Mutex<Option<String>>,
-    news: Notify,
+/// Whether one of etcd's log lines says that it has waited for its disk.
+pub(crate) fn says(line: &str) -> bool {
+    line.starts_with(WORDS)
 }
 
-impl Said {
-    /// Takes note of one of etcd's log lines.
-    pub(crate) fn note(&self, line: &str) {
-        if line.starts_with(WORDS) {
-            *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(line.to_owned());
-            self.0.news.notify_one();
-        }
-    }
-
-    /// The next one; of several at once the last.
-    async fn next(&self) -> String {
-        loop {
-            let last = self
-                .0
-                .last
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            match last {
-                Some(line) => return line,
-                None => self.0.news.notified().await,
-            }
-        }
+/// The next line; of several at once the last.
+async fn next(said: &mut Watcher<String>) -> String {
+    match said.next().await {
+        Ok(line) => line,
+        // etcd has closed its output: it is about to end.
+        Err(Closed) => std::future::pending().await,
     }
 }
 
-/// Reports a slow disk, and its end.
-pub(crate) async fn keep(said: &Said, report: &Writer<Option<SlowDisk>>) -> Infallible {
+/// Reports a slow disk, and its end, from the lines for which [`says`] is true.
+pub(crate) async fn keep(
+    mut said: Watcher<String>,
+    report: &Writer<Option<SlowDisk>>,
+) -> Infallible {
     let mut recent: Vec<Instant> = Vec::new();
     loop {
-        let words = said.next().await;
+        let words = next(&mut said).await;
         let now = Instant::now();
         recent.retain(|at| now.duration_since(*at) < WINDOW);
         recent.push(now);
@@ -89,7 +67,7 @@ pub(crate) async fn keep(said: &Said, report: &Writer<Option<SlowDisk>>) -> Infa
         let slow = SlowDisk { words };
         tracing::warn!("{slow}");
         report.set(Some(slow));
-        while timeout(QUIET, said.next()).await.is_ok() {}
+        while timeout(QUIET, next(&mut said)).await.is_ok() {}
         tracing::info!("the disk has not kept etcd waiting for {QUIET:?}");
         report.set(None);
     }
@@ -110,36 +88,40 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_disk_is_slow_that_is_so_again_and_again() {
-        let said = Said::default();
+        let (lines, said) = event::value();
         let (writer, report) = event::value();
-        let heard = said.clone();
-        let task = tokio::spawn(async move { keep(&heard, &writer).await });
+        let task = tokio::spawn(async move { keep(said.watch(), &writer).await });
+        let note = |line: &str| {
+            if says(line) {
+                lines.set(line.to_owned());
+            }
+        };
         let is_slow = || report.get().flatten().is_some();
         // Three, but not within a minute; and other lines.
         for _ in 0..3 {
-            said.note(LINE);
-            said.note("apply request took too long took=2s");
+            note(LINE);
+            note("apply request took too long took=2s");
             after(31).await;
             assert!(!is_slow());
         }
         after(60).await;
         for _ in 0..3 {
             assert!(!is_slow());
-            said.note(LINE);
+            note(LINE);
             after(5).await;
         }
         let first = report.get().flatten().expect("a report");
         assert!(first.to_string().contains(LINE), "{first}");
         // It holds while there are more, and does not change.
         for _ in 0..5 {
-            said.note("slow fdatasync expected-duration=1s took=9s");
+            note("slow fdatasync expected-duration=1s took=9s");
             after(100).await;
             assert_eq!(report.get().flatten().as_ref(), Some(&first));
         }
         after(21).await;
         assert!(!is_slow());
         // Another time.
-        said.note(LINE);
+        note(LINE);
         after(1).await;
         assert!(!is_slow());
         task.abort();
