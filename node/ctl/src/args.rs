@@ -18,9 +18,6 @@ pub(crate) use parameters::{
 };
 pub(crate) use settings::Assignment;
 
-/// The name of a file that stands for standard input or standard output.
-pub(crate) const STANDARD_STREAM: &str = "-";
-
 /// The port of a URL that names none.
 const HTTPS: u16 = 443;
 

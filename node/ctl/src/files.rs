@@ -1,4 +1,4 @@
-//! Files that are written for the user.
+//! Files that are read and written for the user, or standard input and standard output, both named [`STANDARD_STREAM`].
 //!
 //! A regular file is replaced atomically: after an interruption there is either the old content or the new one. Symbolic
 //! links are followed, so a file that is kept elsewhere stays there. Everything else, such as a pipe or a terminal, is
@@ -7,11 +7,51 @@
 //! What is read, changed and written again is locked meanwhile ([`Lock`]): several processes change it one after the other.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Kind};
+
+/// The name of a file that stands for standard input or standard output.
+pub(crate) const STANDARD_STREAM: &str = "-";
 
 /// As many links are followed as by the kernel.
 const MAX_LINKS: usize = 40;
+
+/// The content of a file, or of standard input. Of a larger one a byte more than `limit`.
+pub(crate) fn read(path: &Path, limit: usize) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(Kind::Local, format!("read {}", read_from(path))).because(error)
+    };
+    let source: Box<dyn io::Read> = match path == STANDARD_STREAM {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(failed)?),
+    };
+    let mut bytes = Vec::new();
+    let limit = (limit as u64).saturating_add(1);
+    source.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
+}
+
+/// Where something is read from, for a message.
+pub(crate) fn read_from(path: &Path) -> String {
+    match path == STANDARD_STREAM {
+        true => "standard input".to_owned(),
+        false => path.display().to_string(),
+    }
+}
+
+/// The file that output goes to; `None`: to standard output.
+pub(crate) fn output_file(path: Option<&Path>) -> Option<&Path> {
+    path.filter(|path| *path != STANDARD_STREAM)
+}
+
+/// The same as [`write_private`], with a failure that names the file.
+pub(crate) fn write_output(path: &Path, content: &[u8]) -> Result<(), Failure> {
+    write_private(path, content).map_err(|error| {
+        Failure::new(Kind::Local, format!("write {}", path.display())).because(error)
+    })
+}
 
 /// Writes a file, with mode 0600 if it is a regular one. Creates missing directories with mode 0700.
 pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {

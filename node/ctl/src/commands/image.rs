@@ -1,7 +1,6 @@
 //! `hearthctl image`: which images nodes may boot.
 
 use std::path::Path;
-use std::{fs, io};
 
 use hearth_api::client::{Channel, within};
 use hearth_api::v1::management_client::ManagementClient;
@@ -9,9 +8,9 @@ use hearth_api::v1::{self, GetTrustedImagesRequest, RevokeImageRequest, TrustIma
 use hearth_tpm::images::TrustedImage;
 
 use super::{print, print_json};
-use crate::args::{Format, Global, Image, STANDARD_STREAM};
+use crate::args::{Format, Global, Image};
 use crate::failure::{Failure, Kind};
-use crate::{connection, output};
+use crate::{connection, files, output};
 
 pub(super) async fn run(global: &Global, command: Image) -> Result<(), Failure> {
     match command {
@@ -22,14 +21,9 @@ pub(super) async fn run(global: &Global, command: Image) -> Result<(), Failure> 
 }
 
 async fn trust(global: &Global, file: &Path) -> Result<(), Failure> {
-    let read = || format!("read {}", file.display());
-    let content = match file == STANDARD_STREAM {
-        true => io::read_to_string(io::stdin()).map(String::into_bytes),
-        false => fs::read(file),
-    };
-    let content = content.map_err(|error| Failure::new(Kind::Local, read()).because(error))?;
+    let content = files::read(file, usize::MAX)?;
     let image = TrustedImage::parse(&content).map_err(|error| {
-        Failure::new(Kind::Local, read())
+        Failure::new(Kind::Local, format!("read {}", files::read_from(file)))
             .because(error)
             .advise("give the file measurements.json, which is beside the image")
     })?;

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::{INFO, cluster_info, print, print_json};
-use crate::args::{Format, Global, KubeconfigFormat, Kubernetes, STANDARD_STREAM};
+use crate::args::{Format, Global, KubeconfigFormat, Kubernetes};
 use crate::connection::{self, Session};
 use crate::context::to_pem;
 use crate::failure::{Failure, Kind};
@@ -234,13 +234,10 @@ fn kubeconfig(
 }
 
 fn write(file: Option<&Path>, content: &Value) -> Result<(), Failure> {
-    let path = match file {
-        Some(path) if path != STANDARD_STREAM => path,
-        _ => return print_json(content),
+    let Some(path) = files::output_file(file) else {
+        return print_json(content);
     };
-    files::write_private(path, format!("{content:#}\n").as_bytes()).map_err(|error| {
-        Failure::new(Kind::Local, format!("write {}", path.display())).because(error)
-    })?;
+    files::write_output(path, format!("{content:#}\n").as_bytes())?;
     // Standard output may be where it was written to.
     eprintln!(
         "hearthctl: use it with kubectl --kubeconfig {}",

@@ -6,7 +6,7 @@
 
 mod make;
 
-use std::io::{self, IsTerminal as _, Read as _};
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
 use hearth_api::names;
@@ -15,7 +15,7 @@ use hearth_parameters::MAX_SIZE;
 use prost::Message as _;
 
 use super::{print, print_json, write};
-use crate::args::{Format, Global, Made, MadeFormat, Parameters, STANDARD_STREAM, ShownFormat};
+use crate::args::{Format, Global, Made, MadeFormat, Parameters, ShownFormat};
 use crate::failure::{Failure, Kind};
 use crate::parameters::{self, Notation};
 use crate::{files, output};
@@ -36,7 +36,7 @@ pub(super) async fn run(global: &Global, command: Parameters) -> Result<(), Fail
 }
 
 fn show(file: &Path, form: ShownFormat, show_secrets: bool) -> Result<(), Failure> {
-    let bytes = read(file, MAX_SIZE)?;
+    let bytes = files::read(file, MAX_SIZE)?;
     // What the decoder of messages skips would not be shown, so all fields have to be known. Values
     // that a machine would refuse are shown: to correct them.
     hearth_parameters::check_fields(&bytes).map_err(refused(file))?;
@@ -53,7 +53,7 @@ fn show(file: &Path, form: ShownFormat, show_secrets: bool) -> Result<(), Failur
 }
 
 fn check(file: &Path, form: Format) -> Result<(), Failure> {
-    let bytes = read(file, MAX_SIZE)?;
+    let bytes = files::read(file, MAX_SIZE)?;
     let parsed = hearth_parameters::parse(&bytes).map_err(refused(file))?;
     let checked = output::CheckedParameters::from(&parsed);
     match form {
@@ -64,32 +64,12 @@ fn check(file: &Path, form: Format) -> Result<(), Failure> {
 
 /// A machine would refuse what is in this file.
 fn refused(file: &Path) -> impl FnOnce(hearth_parameters::Problem) -> Failure {
-    let what = format!("use the parameters from {}", named(file));
+    let what = format!("use the parameters from {}", files::read_from(file));
     move |problem| Failure::invalid(what, problem)
 }
 
 fn failed(verb: &str, file: &Path) -> Failure {
-    Failure::new(Kind::Local, format!("{verb} {}", named(file)))
-}
-
-fn named(file: &Path) -> String {
-    match file == STANDARD_STREAM {
-        true => "standard input".to_owned(),
-        false => file.display().to_string(),
-    }
-}
-
-/// The content of a file, or of standard input. Of a larger one a byte more than `limit`.
-fn read(file: &Path, limit: usize) -> Result<Vec<u8>, Failure> {
-    let failed = |error: io::Error| failed("read", file).because(error);
-    let source: Box<dyn io::Read> = match file == STANDARD_STREAM {
-        true => Box::new(io::stdin()),
-        false => Box::new(std::fs::File::open(file).map_err(failed)?),
-    };
-    let mut bytes = Vec::new();
-    let limit = limit as u64 + 1;
-    source.take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
+    Failure::new(Kind::Local, format!("{verb} {}", files::read_from(file)))
 }
 
 /// Checks the message and writes it.
@@ -102,10 +82,9 @@ fn finish(message: &NodeParameters, made: &Made) -> Result<(), Failure> {
         MadeFormat::Yaml => parameters::write(message, Notation::Yaml).into_bytes(),
         MadeFormat::Json => parameters::write(message, Notation::Json).into_bytes(),
     };
-    match made.output_file.as_deref() {
-        Some(path) if path != STANDARD_STREAM => {
-            let failed = |error| failed("write", path).because(error);
-            files::write_private(path, &content).map_err(failed)?;
+    match files::output_file(made.output_file.as_deref()) {
+        Some(path) => {
+            files::write_output(path, &content)?;
             if made.form == MadeFormat::Binary {
                 // Standard output may be where it was written to.
                 eprintln!(
@@ -116,11 +95,11 @@ fn finish(message: &NodeParameters, made: &Made) -> Result<(), Failure> {
             }
             Ok(())
         }
-        _ if made.form == MadeFormat::Binary && io::stdout().is_terminal() => {
+        None if made.form == MadeFormat::Binary && io::stdout().is_terminal() => {
             Err(Failure::new(Kind::Local, "print the parameters")
                 .because("they are binary, and standard output is a terminal")
                 .advise("write them to a file with --output-file, or print text with -o yaml"))
         }
-        _ => write(&content),
+        None => write(&content),
     }
 }

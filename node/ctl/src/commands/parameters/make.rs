@@ -20,10 +20,10 @@ use hearth_api::v1::{
 use serde_json::{Deserializer, Value as Json};
 
 use super::super::cluster_info;
-use super::{failed, named, read};
+use super::failed;
 use crate::args::{Assignment, Bootstrap, Global, Machine, Register, RoleName, Source};
 use crate::failure::{Failure, Kind};
-use crate::{connection, keys, parameters};
+use crate::{connection, files, keys, parameters};
 
 const MAKE: &str = "make the parameters";
 /// Far more than the text form of the largest parameters has.
@@ -98,7 +98,7 @@ fn begin(source: &Source) -> Result<NodeParameters, Failure> {
 
 /// The content of a file that somebody has written.
 fn written(path: &Path) -> Result<Vec<u8>, Failure> {
-    let content = read(path, LARGEST_TEXT)?;
+    let content = files::read(path, LARGEST_TEXT)?;
     match content.len() > LARGEST_TEXT {
         true => Err(failed("read", path).because(format!("expected at most {LARGEST_TEXT} bytes"))),
         false => Ok(content),
@@ -190,7 +190,7 @@ fn manifests(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
                     .advise(format!(
                         "kubectl makes JSON of YAML: kubectl label --local -f {} -o json \
                          hearth.dev/none-",
-                        named(path)
+                        files::read_from(path)
                     ))
             })?;
             match (object["kind"].as_str(), object["items"].as_array()) {
