@@ -159,7 +159,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// `edns` is whether the server is known to refuse it, or not.
+    /// `edns` is whether the first query has an OPT record: not, if the server is known to refuse it.
     pub fn new(edns: bool) -> Self {
         let by = Transport::Udp;
         Self {
