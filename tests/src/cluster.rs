@@ -86,7 +86,7 @@ impl Cluster {
         };
         let (network, mut members) = installed(test, usual(test, nodes)).await?;
         for (index, member) in members.iter_mut().enumerate() {
-            saved.restore(index, member)?;
+            saved.restore(index, member).await?;
             member.start().await?;
         }
         try_join_all(members.iter().map(Member::serves)).await?;
@@ -489,12 +489,10 @@ impl Cluster {
     ) -> Outcome {
         let member = &self.members[usize::from(number) - 1];
         let what = format!("{}: condition {kind}", member.name);
+        let wanted = |condition: &v1::NodeCondition| condition.r#type == kind && wanted(condition);
         let told = |cluster_status: &ClusterStatus| {
-            let status = member
-                .find(cluster_status)
-                .and_then(|node| node.status.as_ref());
-            let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
-            conditions.any(|condition| condition.r#type == kind && wanted(condition))
+            let status = member.status(cluster_status);
+            status.is_some_and(|status| status.conditions.iter().any(wanted))
         };
         self.until(&what, bound, told).await?;
         Ok(())
@@ -508,8 +506,7 @@ impl Cluster {
         let member = &self.members[usize::from(number) - 1];
         let what = format!("{}: no condition {kind}", member.name);
         let none = |cluster_status: &ClusterStatus| {
-            let node = member.find(cluster_status);
-            let status = node.and_then(|node| node.status.as_ref());
+            let status = member.status(cluster_status);
             status.is_some_and(|status| status.conditions.iter().all(|c| c.r#type != kind))
         };
         self.until(&what, bound, none).await?;

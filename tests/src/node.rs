@@ -153,11 +153,9 @@ impl Node {
     ///
     /// # Errors
     /// If a file cannot be read or written.
-    pub(crate) fn restore(&mut self, disk: &Path, owner: &Path) -> Outcome {
-        let own = self.disk_path();
-        fs::copy(disk, own).with_context(|| format!("cannot copy {}", disk.display()))?;
+    pub(crate) async fn restore(&mut self, disk: &Path, owner: &Path) -> Outcome {
+        self.restore_disk(disk).await?;
         self.owner = Owner::load(owner)?;
-        self.parameters = None;
         Ok(())
     }
 
@@ -241,19 +239,23 @@ impl Running {
 
     /// The cluster states that its console has shown so far, in order.
     pub fn states(&self) -> Vec<String> {
-        let lines = self.console().last(usize::MAX);
-        let state = |line: &hearth_qemu::console::Line| match Report::parse(&line.text)? {
+        let state = |report| match report {
             Report::State(state) => Some(state),
             _ => None,
         };
-        lines.iter().filter_map(state).collect()
+        self.reports().filter_map(state).collect()
+    }
+
+    /// What its console has reported so far, in order.
+    fn reports(&self) -> impl Iterator<Item = Report> {
+        let lines = self.console().last(usize::MAX).into_iter();
+        lines.filter_map(|line| Report::parse(&line.text))
     }
 
     /// Whether its console has shown this milestone so far.
     pub fn has_reached(&self, milestone: Milestone) -> bool {
-        let lines = self.console().last(usize::MAX);
-        let reached = |text| matches!(Report::parse(text), Some(Report::Reached(this, _)) if this == milestone);
-        lines.iter().any(|line| reached(&line.text))
+        self.reports()
+            .any(|report| matches!(report, Report::Reached(this, _) if this == milestone))
     }
 
     /// Waits until it reports HOME in the boot of this number, the first of this start being 1: a machine that resets

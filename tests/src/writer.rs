@@ -13,7 +13,6 @@ use hearth_api::v1::{Label, UpdateNodeLabelsRequest};
 use hearth_operator::by_id;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::owner::Operator;
@@ -32,8 +31,6 @@ struct History {
     labels: BTreeMap<String, Written>,
     acknowledged: u64,
     failed: u64,
-    /// Of the acknowledged writes, the time of the one that took longest.
-    longest: Duration,
     /// A failure that no fault of a cluster explains.
     broken: Option<String>,
 }
@@ -101,11 +98,6 @@ impl Writer {
         (history.acknowledged, history.failed)
     }
 
-    /// How long the acknowledged write took that took longest.
-    pub fn longest(&self) -> Duration {
-        self.history.borrow().longest
-    }
-
     /// Stops, and compares the acknowledged writes with the cluster's labels.
     ///
     /// # Errors
@@ -149,11 +141,9 @@ async fn write(operator: Operator, node: String, history: watch::Sender<History>
         history.send_modify(|history| {
             history.labels.entry(key.clone()).or_default().unknown = Some(value);
         });
-        let begin = Instant::now();
         match write_once(&operator, &node, &key, value).await {
             Ok(()) => history.send_modify(|history| {
                 history.acknowledged += 1;
-                history.longest = history.longest.max(begin.elapsed());
                 let label = history.labels.entry(key).or_default();
                 *label = Written {
                     acknowledged: Some(value),

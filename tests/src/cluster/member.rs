@@ -194,4 +194,8 @@ impl Member {
     pub fn find<'a>(&self, cluster_status: &'a ClusterStatus) -> Option<&'a v1::Node> {
         cluster_status.nodes.iter().find(|node| node.id == self.id)
     }
+    /// What it has last reported, if anything.
+    pub fn status<'a>(&self, cluster_status: &'a ClusterStatus) -> Option<&'a v1::NodeStatus> {
+        self.find(cluster_status)?.status.as_ref()
+    }
 }

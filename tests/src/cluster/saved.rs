@@ -76,12 +76,13 @@ impl Saved {
     }
 
     /// Makes a new machine the one with this index.
-    pub(super) fn restore(&self, index: usize, member: &mut Member) -> Outcome {
+    pub(super) async fn restore(&self, index: usize, member: &mut Member) -> Outcome {
         let id = self.ids.get(index).context("a larger cluster was saved")?;
         member.id.clone_from(id);
         member
             .node
             .restore(&disk(&self.folder, index), &self.folder)
+            .await
     }
 }
 

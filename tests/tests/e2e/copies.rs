@@ -101,9 +101,6 @@ async fn of_two_machines_with_one_disk_one_is_the_node() -> Outcome {
 /// The boot that the second node reports.
 async fn boot_id(cluster: &mut Cluster) -> anyhow::Result<String> {
     let status = cluster.cluster_status().await?;
-    let node = cluster.node(2).find(&status);
-    let status = node.and_then(|node| node.status.as_ref());
-    Ok(status
-        .map(|status| status.boot_id.clone())
-        .unwrap_or_default())
+    let status = cluster.node(2).status(&status);
+    Ok(status.context("node-2 has not reported")?.boot_id.clone())
 }

@@ -100,7 +100,8 @@ async fn machines_join_with_trusted_images_only() -> Outcome {
 }
 
 /// Machines with an altered copy of the trusted image do not join, whether one byte of the initramfs is another or a word of the
-/// command line: their TPMs do not even seal keys to it, because its builder has signed another one. Neither does a member's disk in a machine with another TPM, while its cluster lives.
+/// command line: their TPMs do not even seal keys to it, because its builder has signed another one. Neither does a member's
+/// disk in a machine with another TPM, while its cluster lives.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn altered_images_and_stolen_disks_get_nothing() -> Outcome {
