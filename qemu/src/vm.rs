@@ -6,6 +6,7 @@
 //!
 //! A power cut is [`Vm::power_cut`] and another [`Vm::start`] with the same machine and folder.
 
+mod cable;
 mod disk_fault;
 mod exit;
 mod running;

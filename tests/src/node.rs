@@ -22,7 +22,7 @@ use hearth_lab::formation::shown_key;
 use hearth_qemu::command::{Boot, Machine, Rtc};
 use hearth_qemu::disk::{Disk, Format};
 use hearth_qemu::fw_cfg::Item;
-use hearth_qemu::network::PortForward;
+use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
@@ -86,6 +86,14 @@ impl Node {
     /// Takes its disk out.
     pub fn remove_disk(&mut self) {
         self.machine.disks.clear();
+    }
+
+    /// Puts another network card in, the one with this number, without a cable.
+    pub fn add_card(&mut self, number: u16) {
+        self.machine.nics.push(Nic {
+            mac: Mac::of_machine(number),
+            link: Link::Unplugged,
+        });
     }
 
     /// Sets the clock of the next boot.

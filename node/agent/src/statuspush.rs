@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::identity::PublicKey;
+use hearth_api::names::conditions::{self, NETWORK};
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::v1::{
     self, NodeCondition, NodeStatus, RecordedSettings, StorageStatus, UpdateNodeStatusRequest,
@@ -59,6 +60,8 @@ pub struct Worker {
     pub conditions: Value<Vec<NodeCondition>>,
     /// Read: whether the ESP can be written.
     pub esp_writes: EspWrites,
+    /// Read: what the network interfaces lack.
+    pub network_problems: Value<Vec<String>>,
     /// Read: the address that the curators have, for a node that may not report its own.
     pub view: Value<Arc<View>>,
     /// Read: what this node has recorded of its cluster's settings.
@@ -123,6 +126,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut time = ReportedTime::default();
 
     let mut esp = worker.esp_writes.watch();
+    let mut all_problems = worker.network_problems.watch();
+    let mut problems = worker.network_problems.get().unwrap_or_default();
 
     let mut connection = connections.next().await?;
     let mut address = tokio::select! {
@@ -150,6 +155,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 .conditions()
                 .into_iter()
                 .chain(esp.condition())
+                .chain(network_condition(&problems))
                 .chain(known_conditions.iter().cloned())
                 .collect(),
             recorded_settings: Some(message(&recorded)),
@@ -185,11 +191,22 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             next = seconds.next() => second = next?,
             next = conditions.next() => known_conditions = next?,
             changed = esp.changed() => changed?,
+            next = all_problems.next() => problems = next?,
             next = recordings.next() => recorded = next?,
             next = times.next() => time.update(next?),
             next = control_planes.next() => control_plane = next?,
         }
     }
+}
+
+/// The condition of a node whose network interfaces lack something.
+fn network_condition(problems: &[String]) -> Option<NodeCondition> {
+    (!problems.is_empty()).then(|| NodeCondition {
+        r#type: NETWORK.to_owned(),
+        met: false,
+        reason: "InterfaceProblem".to_owned(),
+        message: conditions::printable(&problems.join("; ")),
+    })
 }
 
 /// The address of this node that the curators have, once the directory cannot be saved. Cancellation safe.

@@ -59,6 +59,10 @@ pub mod conditions {
     pub const ETCD_DISK: &str = "EtcdDisk";
     /// Condition of a node while a state file on its EFI system partition cannot be written.
     pub const ESP: &str = "Esp";
+    /// Reason: the node's address is in a range of pods or services.
+    pub const ADDRESS_IN_RANGES: &str = "AddressInRanges";
+    /// Condition of a node while a network interface does not have what it should.
+    pub const NETWORK: &str = "Network";
     /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.

@@ -96,6 +96,13 @@ impl Cidr {
     }
 }
 
+impl Cidr {
+    /// Whether all addresses of `other`'s network are in this one.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.prefix <= other.prefix && self.contains(other.address)
+    }
+}
+
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.prefix)

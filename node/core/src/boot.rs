@@ -306,13 +306,19 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     });
     let (address_writer, address) = event::value();
     let (second_address_writer, second_address) = event::value();
+    let (mtu_writer, mtu) = event::value();
     let (dhcp_time_servers_writer, dhcp_time_servers) = event::value();
+    let (network_problems_writer, network_problems) = event::value();
+    let settings = event::value().0;
     let (time_writer, time) = event::value();
     let network = Arc::new(Network {
         configuration,
         root: node.root.clone(),
+        settings: settings.value(),
         address: Arc::new(address_writer),
         second_address: Arc::new(second_address_writer),
+        mtu: Arc::new(mtu_writer),
+        network_problems: Arc::new(network_problems_writer),
         dhcp_time_servers: Arc::new(dhcp_time_servers_writer),
     });
     // Enrolment will wait for an address, so everything else comes after it.
@@ -334,7 +340,10 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         extensions,
         address,
         second_address,
+        mtu,
+        network_problems,
         dhcp_time_servers,
+        settings,
         boot_record,
         time: time_writer,
         cluster_state: cluster_state_writer,

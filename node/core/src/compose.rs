@@ -21,6 +21,7 @@ use hearth_api::names::{
     WATCH_SILENCE,
 };
 use hearth_api::tls;
+use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -71,6 +72,12 @@ pub struct Inputs {
     pub address: Value<IpAddr>,
     /// Its address of the other family, if it has one; written by the network worker.
     pub second_address: Value<Option<IpAddr>>,
+    /// The MTU of the interface with the address, in bytes; written by the network worker.
+    pub mtu: Value<u32>,
+    /// What its network interfaces lack; written by the network worker.
+    pub network_problems: Value<Vec<String>>,
+    /// The cluster's settings for Kubernetes; the network worker reads them, too.
+    pub settings: Writer<Arc<KubernetesConfiguration>>,
     /// The time servers that DHCP names; written by the network worker.
     pub dhcp_time_servers: Value<Vec<IpAddr>>,
     /// How the last write of the boot record ended; none if it is not kept.
@@ -112,7 +119,10 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         extensions,
         address,
         second_address,
+        mtu,
+        network_problems,
         dhcp_time_servers,
+        settings: settings_writer,
         boot_record: boot_record_written,
         time: time_writer,
         cluster_state: cluster_state_writer,
@@ -143,7 +153,6 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (view_writer, view) = event::value();
     let (own_address_writer, own_address) = event::value();
     let (conditions_writer, conditions) = event::value();
-    let settings_writer = event::value().0;
     let (may_have_pods_writer, may_have_pods) = event::value();
     let (pod_network_writer, pod_network) = event::value();
     let (network_policy_writer, network_policy) = event::value();
@@ -186,6 +195,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         enrolment_phase,
         connectivity,
         disowned: disowned.clone(),
+        address: address.clone(),
         cluster_state: cluster_state_writer,
     });
     let roles = Arc::new(RoleServer {
@@ -276,6 +286,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             view: view.clone(),
             learned: learned.clone(),
             address: address.clone(),
+            mtu,
             packet_filter: packet_filter.clone(),
             pod_network: pod_network_writer,
         }),
@@ -340,6 +351,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             directory_saved,
             conditions,
             esp_writes,
+            network_problems,
             view,
             recorded,
             time: time_status.clone(),

@@ -1,295 +1,264 @@
-//! The node's network interface: a static configuration if the parameters contain one, otherwise
-//! DHCP.
+//! The node's network interfaces, and which of their addresses is the node's.
 //!
-//! The configuration comes from the parameters. The sealed configuration has a copy from the time
-//! of enrolment, so that a later boot needs no parameters. This worker publishes the address at
-//! which other nodes reach this one. A lost lease does not withdraw the address: the other nodes
-//! have no better one until there is a new lease. The time servers of the lease are published before
-//! the address, so that whoever has waited for that knows them; so is the address of the other family, which
-//! only a static configuration has: the first of that family that is not link-local.
+//! The parameters say which interfaces are used, and how; the sealed configuration has a copy from the time of enrolment,
+//! so that a later boot needs no parameters. Without any of both, every Ethernet device is used, by DHCP and by the
+//! advertisements of IPv6 routers.
+//!
+//! Each interface is followed on its own ([`interface`]) and reports what it has: one that fails, or that has to wait, holds no
+//! other one up. From the reports this worker decides ([`choice`]) which interface leads: its first address is the one at which
+//! other nodes reach this one. It writes `resolv.conf`, and publishes the address, that of the other family, the MTU, the time
+//! servers, and what the interfaces lack, which the node reports as a condition.
+//!
+//! Lost addresses are not withdrawn: the other nodes have no better one until there is another. The time servers are
+//! published before the address, so that whoever has waited for that knows them; so are the second address and the MTU.
+//!
+//! # Parts
+//! - `choice`: which interface leads, and what the node has from all of them; pure.
+//! - `interface`: from a device to addresses; again whenever that fails.
+//! - `device`: the device of an interface, as soon as it exists; `claims`: whether another machine has its address.
+//! - this module: the order of it all, and what is published.
 
-use std::fmt::Write;
+mod choice;
+mod claims;
+mod device;
+mod interface;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
-use hearth_base::event::{self, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_api::ranges::ClusterRanges;
+use hearth_api::v1::KubernetesConfiguration;
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::supervisor::{Context, Outcome};
 use hearth_enrolment::sealed::{SealedStore, Stored};
 use hearth_host::layout::Root;
+use hearth_host::networking::cidr;
 use hearth_host::{console, parameters};
-use hearth_parameters::StaticNetwork;
+use hearth_parameters::Network as Configuration;
 use hearth_sys::cidr::Cidr;
-use hearth_sys::dhcp::{self, Lease};
-use hearth_sys::files;
-use hearth_sys::netlink::{Link, LinkMonitor, Netlink, Route};
-use hearth_sys::pci::{self, Purpose};
-use hearth_sys::static_network::{self, Device};
+use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
+use hearth_sys::{files, sysctl};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
-const SYS: &str = "/sys";
-const METRIC: u32 = 100;
+use choice::{Choice, Seen};
+use interface::{Followed, News, Source};
+
 const PUBLIC: u32 = 0o644;
+/// How long an address waits for a better one that another interface may get: longer than DHCP takes where it works.
+const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The network configuration of this boot; `None` means DHCP.
+/// The network configuration of this boot.
 pub(crate) fn configuration(
     parameters: &parameters::Loaded,
     sealed: &SealedStore,
-) -> Option<StaticNetwork> {
+) -> Configuration {
     if let Ok(Some(found)) = parameters {
         return found.parameters.network.clone();
     }
     match sealed.load() {
-        Ok(Stored::Sealed(sealed)) => sealed.network().cloned(),
+        Ok(Stored::Sealed(sealed)) => sealed.network().cloned().unwrap_or_default(),
         // Enrolment reads the sealed configuration, too, and reports what is wrong with it.
-        Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => None,
+        Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => Configuration::default(),
     }
 }
 
 /// The inputs and outputs of the network worker.
 pub(crate) struct Network {
-    /// `None` means DHCP.
-    pub configuration: Option<StaticNetwork>,
+    pub configuration: Configuration,
     /// For the path of `resolv.conf`.
     pub root: Root,
+    /// Input: the cluster's settings for Kubernetes, on nodes with one of its roles; they have the ranges of pods and services.
+    pub settings: Value<Arc<KubernetesConfiguration>>,
     pub address: Arc<Writer<IpAddr>>,
     pub second_address: Arc<Writer<Option<IpAddr>>>,
+    /// The MTU of the interface with the address, in bytes.
+    pub mtu: Arc<Writer<u32>>,
     pub dhcp_time_servers: Arc<Writer<Vec<IpAddr>>>,
+    /// What the interfaces lack, for people.
+    pub network_problems: Arc<Writer<Vec<String>>>,
 }
 
 /// Brings the network up and keeps it up.
 pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
-    let device = device(network.configuration.as_ref());
-    let link = tokio::select! {
-        link = find_link(&netlink, device) => link?,
-        () = ctx.cancelled() => return Ok(()),
+    // A path may carry less than its links promise, and not say so: TCP finds out by itself.
+    if let Err(error) = sysctl::set("net.ipv4.tcp_mtu_probing", "1") {
+        tracing::warn!("{}", chain(&error));
+    }
+    let (tell, heard) = mpsc::channel(8);
+    let (reserved_writer, reserved) = event::value();
+    let mut followed = JoinSet::new();
+    let source = Source {
+        netlink,
+        reserved,
+        tell,
     };
-    tracing::info!(interface = link.name, "network interface");
-    match &network.configuration {
-        Some(fixed) => {
-            as_applied(fixed).apply(&netlink, &link).await?;
-            network.second_address.set(second(&fixed.addresses));
-            publish(&network, fixed.addresses[0], &fixed.nameservers)?;
-            ctx.healthy();
-            ctx.cancelled().await;
-            Ok(())
-        }
-        None => {
-            network.second_address.set(None);
-            lease(ctx, &network, link).await
-        }
-    }
-}
-
-/// The first address of another family than the first one, by which other machines can reach this one.
-fn second(addresses: &[Cidr]) -> Option<IpAddr> {
-    let mut addresses = addresses.iter().map(Cidr::address);
-    let first = addresses.next()?;
-    addresses.find(|address| {
-        let is_local = match address {
-            IpAddr::V4(v4) => v4.is_link_local(),
-            IpAddr::V6(v6) => v6.is_unicast_link_local(),
-        };
-        address.is_ipv4() != first.is_ipv4() && !is_local
-    })
-}
-
-fn device(configuration: Option<&StaticNetwork>) -> Device {
-    match configuration.and_then(|fixed| fixed.mac) {
-        Some(mac) => Device::WithMac(mac.0),
-        None => Device::Only,
-    }
-}
-
-/// Waits for the device to appear: a driver may need time to probe it.
-async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
-    let mut monitor = LinkMonitor::open()?;
-    let mut said = false;
-    loop {
-        let links = netlink.list_links().await?;
-        let candidates = match device.choose(&links) {
-            Ok(link) => return Ok(link.clone()),
-            Err(candidates) => candidates,
-        };
-        if !said {
-            said = true;
-            let without_driver = pci::without_driver(Path::new(SYS), Purpose::Network);
-            let why = awaited(device, &candidates) + &without_driver;
-            tracing::warn!("network setup: waiting for {why}");
-            console::report(&Report::Waiting(why));
-        }
-        monitor.changed().await?;
-    }
-}
-
-fn awaited(device: Device, candidates: &[&Link]) -> String {
-    let names: Vec<&str> = candidates.iter().map(|link| link.name.as_str()).collect();
-    match (device, names.len()) {
-        (Device::WithMac(_), _) => "the interface with MAC address network_config.mac".to_owned(),
-        (Device::Only, 0) => "an Ethernet interface".to_owned(),
-        (Device::Only, _) => format!(
-            "parameters that select an interface by network_config.mac; available: {}",
-            names.join(", ")
-        ),
-    }
-}
-
-fn as_applied(fixed: &StaticNetwork) -> static_network::StaticNetwork {
-    let routes = fixed.routes.iter().map(|route| Route {
-        source: None,
-        destination: route.destination,
-        gateway: route.gateway,
-        metric: METRIC,
-    });
-    static_network::StaticNetwork {
-        vlan: fixed.vlan,
-        addresses: fixed.addresses.clone(),
-        routes: routes.collect(),
-    }
-}
-
-async fn lease(ctx: Context, network: &Network, link: Link) -> Outcome {
-    let (writer, leases) = event::value::<Option<Lease>>();
-    let writer = Arc::new(writer);
-    let interface = link.name;
-    ctx.run("dhcp", move |ctx| {
-        let (interface, writer) = (interface.clone(), writer.clone());
-        async move {
-            let options = dhcp::Options {
-                metric: METRIC,
-                ..dhcp::Options::default()
-            };
-            dhcp::run(ctx, &interface, options, writer).await
-        }
-    })?;
+    let mut published = Published::new(&network);
     ctx.healthy();
-    let mut leases = leases.watch();
+    let configured = &network.configuration.interfaces;
+    for order in 0..configured.len() {
+        let one = Followed::configured(order, configured);
+        followed.spawn(interface::follow(source.clone(), one));
+    }
+    ctx.until_cancelled(async {
+        tokio::select! {
+            end = published.follow(heard) => end,
+            end = reserve(&network.settings, &reserved_writer) => end,
+            end = every_device(&source, &mut followed), if configured.is_empty() => end,
+        }
+    })
+    .await
+}
+
+/// Follows each Ethernet device that the machine has or gets, and the interfaces that are configured, by DHCP.
+async fn every_device(source: &Source, followed: &mut JoinSet<()>) -> Outcome {
+    let mut monitor = LinkMonitor::open()?;
+    let mut known = BTreeSet::new();
     loop {
-        let lease = tokio::select! {
-            lease = leases.next() => lease?,
-            () = ctx.cancelled() => return Ok(()),
+        let links = source.netlink.list_links().await?;
+        let is_device = |link: &&Link| {
+            link.kind == LinkKind::Ethernet && link.controller.is_none() && link.mac.is_some()
         };
-        match lease {
-            Some(lease) => {
-                let servers: Vec<IpAddr> = lease
-                    .name_servers
-                    .iter()
-                    .copied()
-                    .map(IpAddr::from)
-                    .collect();
-                publish_time_servers(network, &lease);
-                publish(network, lease.address, &servers)?;
+        let devices: BTreeMap<u32, _> = links
+            .iter()
+            .filter(is_device)
+            .map(|link| (link.index, link))
+            .collect();
+        // A device that is gone has said so itself, and its task has ended.
+        known.retain(|index| devices.contains_key(index));
+        for (index, link) in devices {
+            if known.insert(index) {
+                let one = Followed::device(link);
+                followed.spawn(interface::follow(source.clone(), one));
             }
-            None => tracing::warn!("lost the DHCP lease"),
+        }
+        if known.is_empty() {
+            device::await_change(&mut monitor, &device::none_found()).await?;
+        } else {
+            monitor.changed().await?;
         }
     }
 }
 
-/// Publishes the lease's time servers if they have changed. They stay when it is lost.
-fn publish_time_servers(network: &Network, lease: &Lease) {
-    let servers = lease.time_servers.iter().copied().map(IpAddr::from);
-    let servers: Vec<IpAddr> = servers.collect();
-    let before = network.dhcp_time_servers.value().get();
-    if before.unwrap_or_default() != servers {
-        network.dhcp_time_servers.set(servers);
+/// Keeps the networks of pods and services from being used as those of machines.
+async fn reserve(
+    settings: &Value<Arc<KubernetesConfiguration>>,
+    reserved: &Writer<Vec<Cidr>>,
+) -> Outcome {
+    let mut settings = settings.watch();
+    while let Ok(settings) = settings.next().await {
+        let ranges = ClusterRanges::of(&settings)?;
+        let v6 = ranges.v6.map(|v6| [cidr(v6.pods), cidr(v6.services)]);
+        let v4 = [cidr(ranges.v4.pods), cidr(ranges.v4.services)];
+        reserved.set(v4.into_iter().chain(v6.into_iter().flatten()).collect());
     }
+    // The last ones remain valid.
+    std::future::pending().await
 }
 
-/// Writes `resolv.conf` and publishes the address if it has changed.
-fn publish(network: &Network, cidr: Cidr, servers: &[IpAddr]) -> Outcome {
-    let mut resolv_conf = String::new();
-    for server in servers {
-        // Writing to a string cannot fail.
-        let _ = writeln!(resolv_conf, "nameserver {server}");
-    }
-    let path = network.root.ephemeral.resolv_conf();
-    files::write_atomic(&path, resolv_conf.as_bytes(), PUBLIC)?;
-    let address = cidr.address();
-    let before = network.address.value().get();
-    if before != Some(address) {
-        tracing::info!("network address: {cidr}");
-        network.address.set(address);
-    }
-    if before.is_none() {
-        console::report(&Report::Reached(Milestone::Network, cidr.to_string()));
-    }
-    Ok(())
+/// What was published, and what it was made of.
+struct Published<'a> {
+    network: &'a Network,
+    /// By the order of preference.
+    seen: BTreeMap<usize, Seen>,
+    problems: BTreeMap<usize, String>,
+    /// Until when an address waits for a better one; `None` before there is any.
+    until: Option<Instant>,
+    resolv_conf: String,
 }
 
-#[cfg(test)]
-mod tests {
-    use hearth_sys::netlink::LinkKind;
-
-    use super::*;
-
-    fn configuration(text: &str) -> StaticNetwork {
-        StaticNetwork {
-            mac: text.parse().ok(),
-            addresses: vec!["192.0.2.10/24".parse().unwrap()],
-            routes: vec![hearth_parameters::Route {
-                destination: Cidr::ALL_V4,
-                gateway: Some("192.0.2.1".parse().unwrap()),
-            }],
-            nameservers: Vec::new(),
-            vlan: Some(7),
+impl<'a> Published<'a> {
+    fn new(network: &'a Network) -> Self {
+        Self {
+            network,
+            seen: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            until: None,
+            resolv_conf: String::new(),
         }
     }
 
-    #[test]
-    fn the_parameters_name_a_device_or_leave_it_to_the_machine() {
-        assert_eq!(device(None), Device::Only);
-        assert_eq!(device(Some(&configuration(""))), Device::Only);
-        let named = configuration("52:54:00:12:34:56");
-        let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
-        assert_eq!(device(Some(&named)), Device::WithMac(mac));
-    }
-
-    #[test]
-    fn a_node_has_an_address_of_the_other_family_that_others_can_use() {
-        for (addresses, expected) in [
-            (&["192.0.2.10/24"][..], None),
-            (&["192.0.2.10/24", "198.51.100.1/24"], None),
-            (&["192.0.2.10/24", "fe80::1/64"], None),
-            (
-                &["192.0.2.10/24", "fe80::1/64", "fd00::a/64", "fd00::b/64"],
-                Some("fd00::a"),
-            ),
-            (&["fd00::a/64", "192.0.2.10/24"], Some("192.0.2.10")),
-        ] {
-            let addresses: Vec<Cidr> = addresses.iter().map(|cidr| cidr.parse().unwrap()).collect();
-            let expected = expected.map(|address| address.parse().unwrap());
-            assert_eq!(second(&addresses), expected, "{addresses:?}");
+    async fn follow(&mut self, mut heard: mpsc::Receiver<(usize, News)>) -> Outcome {
+        self.network.network_problems.set(Vec::new());
+        loop {
+            let waits_until = self.until.filter(|until| *until > Instant::now());
+            tokio::select! {
+                news = heard.recv() => {
+                    // The worker has a sender, so there is always one.
+                    let Some((order, news)) = news else { return Ok(()) };
+                    self.note(order, news);
+                }
+                () = async { sleep_until(waits_until.unwrap_or_else(Instant::now)).await },
+                    if waits_until.is_some() => {}
+            }
+            self.decide()?;
         }
     }
 
-    #[test]
-    fn all_of_the_parameters_is_applied() {
-        let fixed = configuration("");
-        let applied = as_applied(&fixed);
-        assert_eq!(applied.vlan, fixed.vlan);
-        assert_eq!(applied.addresses, fixed.addresses);
-        let default = Route::default_through("192.0.2.1".parse().unwrap(), METRIC);
-        assert_eq!(applied.routes, [default]);
+    fn note(&mut self, order: usize, news: News) {
+        match news {
+            News::Has(seen) => drop(self.seen.insert(order, seen)),
+            News::Lacks(why) => drop(self.problems.insert(order, why)),
+            News::LacksNothing => drop(self.problems.remove(&order)),
+        }
+        let problems = self.problems.values().cloned().collect();
+        set_if_changed(&self.network.network_problems, problems);
     }
 
-    #[test]
-    fn whoever_waits_hears_what_for() {
-        let link = |name: &str| Link {
-            index: 2,
-            name: name.to_owned(),
-            mac: None,
-            kind: LinkKind::Ethernet,
-            up: false,
-            carrier: false,
-            mtu: 1500,
+    fn decide(&mut self) -> Outcome {
+        let current = self.network.address.value().get();
+        let any = self.seen.values().any(|seen| !seen.addresses.is_empty());
+        if any && self.until.is_none() {
+            self.until = Some(Instant::now() + PATIENCE);
+        }
+        let may_wait = current.is_none() && self.until.is_none_or(|until| until > Instant::now());
+        let Some(choice) = choice::choose(&self.seen, current, may_wait) else {
+            return Ok(());
         };
-        let (one, two) = (link("eth0"), link("eth1"));
-        let why = awaited(Device::WithMac([2; 6]), &[]);
-        assert!(why.contains("network_config.mac"), "{why}");
-        assert_eq!(awaited(Device::Only, &[]), "an Ethernet interface");
-        let why = awaited(Device::Only, &[&one, &two]);
-        assert!(why.ends_with("available: eth0, eth1"), "{why}");
+        self.publish(&choice)
     }
+
+    fn publish(&mut self, choice: &Choice) -> Outcome {
+        let network = self.network;
+        set_if_changed(&network.dhcp_time_servers, choice.time_servers.clone());
+        let resolv_conf = choice.resolv_conf(&network.configuration);
+        if self.resolv_conf != resolv_conf {
+            let path = network.root.ephemeral.resolv_conf();
+            files::write_atomic(&path, resolv_conf.as_bytes(), PUBLIC)?;
+            self.resolv_conf = resolv_conf;
+        }
+        set_if_changed(&network.second_address, choice.second);
+        set_if_changed(&network.mtu, choice.mtu);
+        let is_first = network.address.value().get().is_none();
+        if set_if_changed(&network.address, choice.address.address()) {
+            tracing::info!(
+                interface = choice.interface,
+                "network address: {}",
+                choice.address
+            );
+        }
+        if is_first {
+            let address = choice.address.to_string();
+            console::report(&Report::Reached(Milestone::Network, address));
+        }
+        Ok(())
+    }
+}
+
+fn set_if_changed<T>(writer: &Writer<T>, state: T) -> bool
+where
+    T: Clone + PartialEq + Send + Sync + 'static,
+{
+    let changed = writer.value().get().as_ref() != Some(&state);
+    if changed {
+        writer.set(state);
+    }
+    changed
 }

@@ -65,7 +65,7 @@ impl Home {
                 ca: self.world.node.ca.clone(),
                 labels: Vec::new(),
             }),
-            network: None,
+            network: Network::default(),
             wipe: None,
             time_servers: Vec::new(),
         }

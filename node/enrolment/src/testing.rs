@@ -32,7 +32,7 @@ pub(crate) fn founding(enrolment: u8, storage_security: StorageSecurity) -> Arc<
             tpm_usage: TpmUsage::NotPresent,
             cold_start_policy: ColdStartPolicy::None,
             key_epoch: 0,
-            network: None,
+            network: Network::default(),
         },
         node_key: NodeKey::from_seed([0xb3; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
@@ -72,7 +72,7 @@ pub(crate) fn registering(enrolment: u8, answer: Option<StorageSecurity>) -> Arc
             tpm_usage: TpmUsage::NotPresent,
             cold_start_policy: ColdStartPolicy::None,
         }),
-        network: None,
+        network: Network::default(),
     })
 }
 

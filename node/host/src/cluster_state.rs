@@ -12,12 +12,14 @@
 //! | SPLIT | HOME, DISOWNING |
 //! | DISOWNING | none: it is final |
 //!
-//! One [`Worker`] computes the state from three inputs: the phase of enrolment, whether curators
-//! acknowledge this node, and whether the cluster has removed it ([`judge`]). Each input is a value
+//! One [`Worker`] computes the state from four inputs: the phase of enrolment, whether curators
+//! acknowledge this node, whether the cluster has removed it ([`judge`]), and whether the node has an
+//! address: without one it is not HOME, even if it is a cluster of one. Each input is a value
 //! with its own writer, so no part has to pass the state on, and a part that restarts still finds
 //! what it wrote.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hearth_api::v1;
@@ -253,6 +255,8 @@ pub struct Worker {
     pub connectivity: Value<Connectivity>,
     /// Whether the cluster has removed this node while it ran.
     pub disowned: Value<Disowned>,
+    /// At which other nodes reach this one.
+    pub address: Value<IpAddr>,
     /// The resulting state.
     pub cluster_state: Writer,
 }
@@ -263,6 +267,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let mut phases = worker.enrolment_phase.watch();
     let mut connectivities = worker.connectivity.watch();
     let mut removals = worker.disowned.watch();
+    let mut addresses = worker.address.watch();
     ctx.healthy();
     loop {
         let now = worker.cluster_state.get();
@@ -271,8 +276,9 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             worker.connectivity.get(),
             worker.disowned.get(),
         );
+        let is_reachable = to != State::Home || worker.address.get().is_some();
         // DISOWNING is final: the keys are wiped.
-        if now != State::Disowning {
+        if now != State::Disowning && is_reachable {
             for state in way(now, to) {
                 worker.cluster_state.set(*state)?;
             }
@@ -281,6 +287,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             Ok(_) = phases.next() => {}
             Ok(_) = connectivities.next() => {}
             Ok(_) = removals.next() => {}
+            Ok(_) = addresses.next() => {}
             () = ctx.cancelled() => return Ok(()),
         }
     }
@@ -416,10 +423,12 @@ mod tests {
         let (phase, enrolment_phase) = event::value();
         let (touch, connectivity) = event::value();
         let (removed, disowned) = event::value();
+        let (address_writer, address) = event::value();
         let worker = Arc::new(Worker {
             enrolment_phase,
             connectivity,
             disowned,
+            address,
             cluster_state,
         });
         let alone = hearth_base::testing::TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
@@ -435,6 +444,11 @@ mod tests {
         phase.set(EnrolmentPhase::Trusted);
         becomes(Trusted).await;
         phase.set(EnrolmentPhase::Member { in_touch: true });
+        // A cluster of one needs no network to be in touch with itself, but nobody else could reach it.
+        let mut states = state.watch();
+        let home = states.wait_for(|now| *now == Home);
+        hearth_base::testing::assert_never("HOME without an address", home).await;
+        address_writer.set(IpAddr::from([192, 0, 2, 1]));
         becomes(Home).await;
         touch.set(Connectivity::Lost);
         becomes(Split).await;

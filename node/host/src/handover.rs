@@ -105,6 +105,8 @@ pub struct PodNetwork {
     pub ranges: ClusterRanges,
     /// Those of this node's pods.
     pub subnets: NodeSubnets,
+    /// What the mesh carries without fragments, in bytes.
+    pub mtu: u32,
 }
 
 /// The node's packet filter rules are in the kernel, and stay there: written by the packet filter,

@@ -35,14 +35,16 @@ mod tests;
 
 use hearth_api::identity::EnrolmentId;
 use hearth_api::labels::{LabelError, quoted};
+use hearth_api::ranges::ClusterRanges;
 use hearth_api::schema::NODE_PARAMETERS;
 use hearth_api::time_server::{self, TimeServer};
 use hearth_api::v1::{NodeParameters, node_parameters};
+use hearth_cidr::Cidr;
 use prost::Message;
 
 pub use bootstrap::{Bootstrap, ClusterSeed, storage_security, tpm_usage};
 pub use cold_start::{ColdStartError, cold_start_policy};
-pub use network::{Mac, Route, StaticNetwork};
+pub use network::{BondMode, Device, Interface, Mac, Network, Route};
 pub use register::Register;
 
 /// Maximum size of the parameters in bytes.
@@ -53,8 +55,8 @@ pub const MAX_SIZE: usize = 256 << 10;
 pub struct Parameters {
     /// Whether to create a cluster or to register with one.
     pub cluster: Cluster,
-    /// The static network configuration; `None` means DHCP.
-    pub network: Option<StaticNetwork>,
+    /// How the machine reaches its networks.
+    pub network: Network,
     /// The enrolment whose state is to be wiped.
     pub wipe: Option<EnrolmentId>,
     /// The time servers of this machine, instead of those of the cluster and of DHCP; may be empty.
@@ -162,6 +164,33 @@ impl From<LabelError> for Problem {
     }
 }
 
+/// The first node of a cluster has no address among those of pods and services.
+fn outside_of_ranges(network: &Network, bootstrap: &Bootstrap) -> Result<(), Problem> {
+    let settings = bootstrap.seed.configuration.kubernetes.clone();
+    let Ok(ranges) = ClusterRanges::of(&settings.unwrap_or_default()) else {
+        // What is wrong with them was said when the settings were checked.
+        return Ok(());
+    };
+    let all = network.interfaces.iter().flat_map(|one| &one.addresses);
+    match all
+        .map(Cidr::address)
+        .find(|address| ranges.contains(*address))
+    {
+        None => Ok(()),
+        Some(address) => {
+            let (pods, services) = (ranges.pods_text(), ranges.services_text());
+            let expected = format!(
+                "addresses outside of the ranges of pods ({pods}) and services ({services})"
+            );
+            Err(Problem::unwanted(
+                "network_config",
+                expected,
+                address.to_string(),
+            ))
+        }
+    }
+}
+
 /// Parses an encoded `NodeParameters` message.
 ///
 /// # Errors
@@ -185,12 +214,13 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Problem> {
             ));
         }
     };
+    let network = Network::parse(message.network_config.unwrap_or_default())?;
+    if let Cluster::Bootstrap(bootstrap) = &cluster {
+        outside_of_ranges(&network, bootstrap)?;
+    }
     Ok(Parameters {
         cluster,
-        network: message
-            .network_config
-            .map(StaticNetwork::parse)
-            .transpose()?,
+        network,
         wipe: message
             .wipe
             .map(|wipe| EnrolmentId::try_from(&wipe.enrolment_id[..]))

@@ -136,7 +136,7 @@ fn what_is_unset_has_a_default() {
     };
     assert_eq!(held(false), (false, false));
     assert_eq!(held(true), (true, true));
-    assert_eq!(parameters.network, None);
+    assert_eq!(parameters.network, Network::default());
     assert_eq!(parameters.wipe, None);
 }
 
@@ -311,9 +311,9 @@ fn each_field_that_will_not_do_is_named() {
                 .into(),
         ),
         (
-            refused_network(|n| n.addresses.clear()),
-            "network_config.addresses: expected at least one address with its prefix length, such \
-             as \"192.0.2.10/24\", got none"
+            refused_network(|n| n.addresses.push("10.208.7.7/24".into())),
+            "network_config: expected addresses outside of the ranges of pods (10.208.0.0/12) and services \
+             (10.224.0.0/16), got 10.208.7.7"
                 .into(),
         ),
         (
@@ -435,18 +435,22 @@ fn a_static_network_is_understood_and_written_again() {
         ],
         nameservers: vec!["192.0.2.53".into()],
         vlan: 7,
+        ..NetworkConfig::default()
     };
     let network = parsed(&NodeParameters {
         network_config: Some(message.clone()),
         ..founding(bootstrap())
     })
     .unwrap()
-    .network
-    .unwrap();
-    assert_eq!(network.mac, Some(Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])));
-    assert_eq!(network.vlan, Some(7));
-    assert_eq!(network.routes[1].gateway, None);
-    assert_eq!(network.to_message(), message);
+    .network;
+    let [interface] = &network.interfaces[..] else {
+        panic!("{network:?}");
+    };
+    let mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
+    assert_eq!(interface.device, Device::WithMac(mac));
+    assert_eq!(interface.vlan, Some(7));
+    assert_eq!(interface.routes[1].gateway, None);
+    assert_eq!(network.to_message(), Some(message));
 }
 
 #[test]
@@ -728,7 +732,7 @@ fn valid() -> impl Strategy<Value = NodeParameters> {
                     },
                 )),
                 network_config: network.map(|([_, b, c, d], length, vlan)| NetworkConfig {
-                    addresses: vec![format!("10.{b}.{c}.{d}/{length}")],
+                    addresses: vec![format!("172.{b}.{c}.{d}/{length}")],
                     vlan,
                     ..NetworkConfig::default()
                 }),
@@ -755,7 +759,7 @@ proptest! {
         prop_assert_eq!(bootstrap.seed.owner.as_bytes().as_slice(), &asked.owner_public_key);
         prop_assert_eq!(bootstrap.seed.first_contact_secret.expose().as_slice(), &asked.first_contact_secret);
         prop_assert_eq!(&bootstrap.seed.labels, &asked.labels);
-        prop_assert_eq!(parameters.network.map(|n| n.to_message()), message.network_config);
+        prop_assert_eq!(parameters.network.to_message(), message.network_config);
         prop_assert_eq!(
             parameters.wipe.map(|id| id.as_bytes().to_vec()),
             message.wipe.map(|wipe| wipe.enrolment_id)

@@ -13,7 +13,7 @@ use crate::raw::{self, FilterStep};
 /// Drops every frame: the socket only sends.
 const NOTHING: [FilterStep; 1] = [(0x06, 0, 0, 0)];
 
-const ARP: u16 = 0x0806;
+pub(crate) const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 const BROADCAST: [u8; 6] = [0xff; 6];
 /// The hardware address of the group of all IPv6 nodes.
@@ -31,7 +31,7 @@ pub fn announce(interface: u32, mac: [u8; 6], address: IpAddr) -> io::Result<()>
         IpAddr::V4(address) => (
             ARP,
             [1, 2]
-                .map(|operation| arp(operation, mac, address))
+                .map(|operation| arp(operation, mac, address, address))
                 .to_vec(),
         ),
         IpAddr::V6(address) => (IPV6, vec![advertisement(mac, address)]),
@@ -48,17 +48,17 @@ fn header(to: [u8; 6], from: [u8; 6], protocol: u16) -> Vec<u8> {
     [&to[..], &from, &protocol.to_be_bytes()].concat()
 }
 
-/// ARP about the own address; operation 1 is a request, 2 a response.
-fn arp(operation: u16, mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
+/// ARP to everybody; operation 1 is a request, 2 a response.
+pub(crate) fn arp(operation: u16, mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = header(BROADCAST, mac, ARP);
     // Ethernet and IPv4, with addresses of 6 and 4 bytes.
     frame.extend([0, 1, 8, 0, 6, 4]);
     frame.extend(operation.to_be_bytes());
     frame.extend(mac);
-    frame.extend(address.octets());
+    frame.extend(sender.octets());
     // A request asks for this address; a response is for everybody.
     frame.extend(if operation == 1 { [0; 6] } else { BROADCAST });
-    frame.extend(address.octets());
+    frame.extend(target.octets());
     frame
 }
 

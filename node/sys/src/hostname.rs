@@ -1,5 +1,8 @@
 //! The kernel's host name.
 
+/// What the names of nodes begin with.
+const NODE_PREFIX: &str = "hearth-";
+
 /// Why the host name cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum HostnameError {
@@ -23,6 +26,14 @@ pub fn set(name: &str) -> Result<(), HostnameError> {
         name: name.to_owned(),
         source: errno.into(),
     })
+}
+
+/// The host name, once it was [set](set); `None` is that of a machine that is no node yet.
+pub fn of_node() -> Option<String> {
+    let name = rustix::system::uname();
+    let name = name.nodename().to_str().ok()?;
+    // The kernel's own name is none of a host.
+    (check(name).is_ok() && name.starts_with(NODE_PREFIX)).then(|| name.to_owned())
 }
 
 /// Validates a host name.

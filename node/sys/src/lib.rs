@@ -13,13 +13,16 @@
     )
 )]
 
+pub mod addressing;
 pub mod announce;
 pub mod block;
 pub mod cgroups;
 pub mod child;
 pub mod clock;
 pub mod confine;
+pub mod conflict;
 pub mod console;
+pub mod devices;
 pub mod dhcp;
 pub mod dm;
 pub mod files;
@@ -43,7 +46,6 @@ pub mod random;
 mod raw;
 pub mod rcu;
 pub mod slots;
-pub mod static_network;
 pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -5,6 +5,11 @@
 //! and its user reads the state again, so that a lost or merged notification cannot lead to a wrong
 //! view.
 
+mod advertised;
+mod bonds;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,13 +19,18 @@ use futures::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, CacheInfo,
 };
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use rtnetlink::packet_route::link::{
+    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{
     AddressMessageBuilder, Handle, LinkBridge, LinkUnspec, LinkVlan, LinkWireguard, MulticastGroup,
     RouteMessageBuilder,
 };
 use tokio::task::JoinHandle;
+
+pub use advertised::Advertised;
+pub use bonds::BondMode;
 
 use super::cidr::Cidr;
 
@@ -55,6 +65,10 @@ pub struct Link {
     pub name: String,
     /// The hardware address, if it has the length of an Ethernet address.
     pub mac: Option<[u8; 6]>,
+    /// The hardware address that the device has by itself, if it says so: in a bond it has another one.
+    pub permanent_mac: Option<[u8; 6]>,
+    /// The index of the bond or bridge to which the interface belongs.
+    pub controller: Option<u32>,
     /// The kind of interface.
     pub kind: LinkKind,
     /// Whether the interface is set up.
@@ -400,7 +414,7 @@ pub async fn first_ethernet(netlink: &Netlink) -> Result<Link, NetlinkError> {
     }
 }
 
-/// Reports changes of interfaces.
+/// Reports changes of interfaces, or of what the kernel has learned from routers.
 #[derive(Debug)]
 pub struct LinkMonitor {
     changes: tokio::sync::watch::Receiver<()>,
@@ -409,11 +423,23 @@ pub struct LinkMonitor {
 
 impl LinkMonitor {
     /// Starts to watch. Must be called within a tokio runtime.
-    #[expect(clippy::disallowed_methods, reason = "Owned aborts the task")]
     pub fn open() -> Result<Self, NetlinkError> {
-        let groups = [MulticastGroup::Link];
+        Self::of(&[MulticastGroup::Link])
+    }
+
+    /// Starts to watch the interfaces, and their IPv6 addresses and routes. Must be called within a tokio runtime.
+    pub fn with_advertisements() -> Result<Self, NetlinkError> {
+        Self::of(&[
+            MulticastGroup::Link,
+            MulticastGroup::Ipv6Ifaddr,
+            MulticastGroup::Ipv6Route,
+        ])
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "Owned aborts the task")]
+    fn of(groups: &[MulticastGroup]) -> Result<Self, NetlinkError> {
         let (connection, _, mut messages) =
-            rtnetlink::new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
+            rtnetlink::new_multicast_connection(groups).map_err(NetlinkError::Open)?;
         let (tell, changes) = tokio::sync::watch::channel(());
         // Notifications are read at once into a watch value, so they cannot pile up.
         let drain = async move {
@@ -438,12 +464,18 @@ impl LinkMonitor {
     }
 }
 
+fn is_kind(info: &LinkInfo) -> bool {
+    matches!(info, LinkInfo::Kind(_))
+}
+
 fn link(message: &LinkMessage) -> Link {
     let header = &message.header;
     let mut link = Link {
         index: header.index,
         name: String::new(),
         mac: None,
+        permanent_mac: None,
+        controller: None,
         kind: match header.link_layer_type {
             LinkLayerType::Loopback => LinkKind::Loopback,
             LinkLayerType::Ether => LinkKind::Ethernet,
@@ -457,9 +489,13 @@ fn link(message: &LinkMessage) -> Link {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
+            LinkAttribute::PermAddress(mac) => link.permanent_mac = mac.as_slice().try_into().ok(),
+            LinkAttribute::Controller(index) => link.controller = Some(*index),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            // Only virtual interfaces have this attribute.
-            LinkAttribute::LinkInfo(_) if link.kind != LinkKind::Loopback => {
+            // Virtual interfaces have this attribute, and devices that belong to one.
+            LinkAttribute::LinkInfo(info)
+                if link.kind != LinkKind::Loopback && info.iter().any(is_kind) =>
+            {
                 link.kind = LinkKind::Virtual;
             }
             _ => {}
@@ -560,97 +596,4 @@ fn cause(error: rtnetlink::Error) -> io::Error {
 fn is(error: &rtnetlink::Error, errno: i32) -> bool {
     matches!(error, rtnetlink::Error::NetlinkError(message)
         if message.to_io().raw_os_error() == Some(errno))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::in_own_network;
-
-    #[test]
-    fn links_addresses_and_routes_come_and_go() {
-        in_own_network(async {
-            let netlink = Netlink::open().unwrap();
-            netlink.set_loopback_up().await.unwrap();
-            let mut monitor = LinkMonitor::open().unwrap();
-            let lo = netlink.link_named("lo").await.unwrap();
-            assert_eq!(lo.kind, LinkKind::Loopback);
-            assert!(lo.up && lo.carrier);
-            // The kernel rejects this VLAN; the error names it.
-            let error = netlink.add_vlan(9999, "v", 5).await.unwrap_err();
-            assert!(error.to_string().contains("VLAN 5 on interface 9999"));
-
-            netlink.set_mtu(lo.index, 9000).await.unwrap();
-            monitor.changed().await.unwrap();
-            assert_eq!(netlink.link(lo.index).await.unwrap().mtu, 9000);
-
-            let address: Cidr = "10.9.8.7/24".parse().unwrap();
-            for _ in 0..2 {
-                netlink.add_address(lo.index, address).await.unwrap();
-            }
-            let addresses = netlink.addresses(lo.index).await.unwrap();
-            assert!(addresses.contains(&address), "{addresses:?}");
-
-            // A lent address is not the concern of whoever configures the interface, and goes by itself.
-            for text in ["10.9.8.100", "2001:db8::100"] {
-                let lent: IpAddr = text.parse().unwrap();
-                let lend =
-                    |seconds| netlink.lend_address(lo.index, lent, Duration::from_secs(seconds));
-                lend(3600).await.unwrap();
-                netlink
-                    .set_ipv4_addresses(lo.index, &[address])
-                    .await
-                    .unwrap();
-                let has_it = async || {
-                    let addresses = netlink.addresses(lo.index).await.unwrap();
-                    addresses.contains(&Cidr::host(lent))
-                };
-                assert!(has_it().await);
-                lend(1).await.unwrap();
-                while has_it().await {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-
-            let gateway = "10.9.8.1".parse().unwrap();
-            let default = Route::default_through(gateway, 100);
-            for _ in 0..2 {
-                netlink.replace_route(lo.index, default).await.unwrap();
-            }
-            let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
-            assert!(table.contains("00000000\t0108090A"), "{table}");
-            for _ in 0..2 {
-                netlink.remove_route(lo.index, default).await.unwrap();
-                netlink.remove_address(lo.index, address).await.unwrap();
-            }
-            let addresses = netlink.addresses(lo.index).await.unwrap();
-            assert!(!addresses.contains(&address), "{addresses:?}");
-            let mac = [0x0a, 0x58, 10, 9, 8, 1];
-            for _ in 0..2 {
-                let bridge = netlink.add_bridge("pods", mac).await.unwrap();
-                assert!(bridge.up && bridge.kind == LinkKind::Virtual);
-                assert_eq!(bridge.mac, Some(mac));
-                netlink.add_address(bridge.index, address).await.unwrap();
-                // A route to addresses behind the bridge, with the bridge's own address as the
-                // source.
-                let route = Route {
-                    destination: "10.208.0.0/12".parse().unwrap(),
-                    gateway: None,
-                    metric: 0,
-                    source: Some(address.address()),
-                };
-                netlink.replace_route(bridge.index, route).await.unwrap();
-            }
-            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.connect("10.208.3.2:9").unwrap();
-            assert_eq!(socket.local_addr().unwrap().ip(), address.address());
-            for _ in 0..2 {
-                netlink.remove_link("pods").await.unwrap();
-            }
-            let error = netlink.link_named("pods").await.unwrap_err();
-            assert!(error.to_string().contains("pods"));
-            let error = netlink.link_named("eth77").await.unwrap_err();
-            assert!(error.to_string().contains("eth77"));
-        });
-    }
 }

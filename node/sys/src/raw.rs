@@ -43,6 +43,11 @@ impl Watched {
         }
     }
 
+    /// Drops what can be read at once, a datagram of a socket; false if there is nothing.
+    pub(super) fn discard(&self) -> bool {
+        rustix::io::read(self.0.get_ref(), &mut [0_u8; 1]).is_ok()
+    }
+
     /// Waits until there is something to read.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await.map(drop)

@@ -186,6 +186,21 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With another network card, the one with this number, and this link.
+    pub fn card(mut self, number: u16, link: Link) -> Self {
+        self.machine.nics.push(Nic {
+            mac: Mac::of_machine(number),
+            link,
+        });
+        self
+    }
+
+    /// With a network configuration in its parameters.
+    pub fn network_config(mut self, config: NetworkConfig) -> Self {
+        self.network_config = Some(config);
+        self
+    }
+
     /// Without a network card.
     pub fn without_card(mut self) -> Self {
         self.machine.nics.clear();

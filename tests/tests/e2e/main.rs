@@ -19,6 +19,7 @@ mod greed;
 mod ha;
 mod hardware;
 mod history;
+mod interfaces;
 mod kubernetes;
 mod machine;
 mod measured;

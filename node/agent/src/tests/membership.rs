@@ -1,3 +1,4 @@
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ fn member_of(
         enrolment_phase,
         connectivity,
         disowned: disowned.clone(),
+        address: fixed(IpAddr::from([192, 0, 2, 1])),
         cluster_state: state_writer,
     });
     let worker = Arc::new(Worker {

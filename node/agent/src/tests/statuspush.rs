@@ -33,6 +33,7 @@ struct Pushing {
     /// Why the directory could not be saved.
     directory_failed: Writer<Option<String>>,
     sealed_failed: Writer<Option<String>>,
+    network_problems: Writer<Vec<String>>,
     view: Writer<Arc<View>>,
     recorded: Writer<UnlockSettings>,
     time: Writer<TimeStatus>,
@@ -90,6 +91,7 @@ async fn pushing() -> Pushing {
     directory_failed.set(None);
     let (sealed_failed, sealed) = event::value();
     sealed_failed.set(None);
+    let (problems_writer, network_problems) = event::value();
     let (view_writer, view) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
@@ -121,6 +123,7 @@ async fn pushing() -> Pushing {
             directory,
             sealed,
         },
+        network_problems,
         view,
         recorded,
         time,
@@ -133,6 +136,7 @@ async fn pushing() -> Pushing {
         own_address: own_writer,
         control_plane: control_plane_writer,
         state: state_writer,
+        network_problems: problems_writer,
         second_address: second_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
@@ -200,6 +204,22 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
     assert_eq!(status.second_address, "2001:db8::1");
     test.worker.is_healthy().await;
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_interface_lacks_is_reported_until_it_does_not() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 1).await.conditions, []);
+    test.network_problems
+        .set(vec!["eth1: no".into(), "eth2: no\n".into()]);
+    let conditions = report(curator, 2).await.conditions;
+    assert_eq!(conditions[0].r#type, "Network");
+    assert!(!conditions[0].met && conditions[0].message.starts_with("eth1: no; eth2: no"));
+    test.network_problems.set(Vec::new());
+    assert_eq!(report(curator, 3).await.conditions, []);
     test.worker.stop().await;
 }
 

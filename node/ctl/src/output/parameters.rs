@@ -1,14 +1,15 @@
 //! What a machine would do with its parameters, as it is printed.
 
+mod network;
+
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::{self, ColdStartPolicy, StorageSecurity, TpmUsage};
-use hearth_parameters::{
-    Bootstrap, Cluster, Parameters, Register, StaticNetwork, cold_start_policy, tpm_usage,
-};
+use hearth_parameters::{Bootstrap, Cluster, Parameters, Register, cold_start_policy, tpm_usage};
 use serde::Serialize;
+
+use network::Network;
 
 use super::settings::Configuration;
 use super::{Member, member, roles, word};
@@ -21,8 +22,7 @@ pub(crate) struct CheckedParameters {
     bootstrap: Option<CheckedBootstrap>,
     /// Null if the machine founds a cluster.
     register: Option<CheckedRegister>,
-    /// Null for DHCP.
-    network: Option<Network>,
+    network: Network,
     time_servers: Vec<String>,
     /// The enrolment that is destroyed: 32 hexadecimal digits. Null for none.
     wipe: Option<String>,
@@ -62,24 +62,6 @@ struct CheckedRegister {
     labels: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Network {
-    /// Null for the only Ethernet interface.
-    mac: Option<String>,
-    /// Null if the network is untagged.
-    vlan: Option<u16>,
-    addresses: Vec<String>,
-    routes: Vec<Route>,
-    nameservers: Vec<IpAddr>,
-}
-
-#[derive(Debug, Serialize)]
-struct Route {
-    destination: String,
-    /// Null for a route on the link.
-    gateway: Option<IpAddr>,
-}
-
 impl From<&Parameters> for CheckedParameters {
     fn from(parameters: &Parameters) -> Self {
         let (bootstrap, register) = match &parameters.cluster {
@@ -90,7 +72,7 @@ impl From<&Parameters> for CheckedParameters {
         Self {
             bootstrap,
             register,
-            network: parameters.network.as_ref().map(Network::from),
+            network: Network::from(&parameters.network),
             time_servers: servers.map(ToString::to_string).collect(),
             wipe: parameters.wipe.map(|id| id.to_string()),
         }
@@ -182,45 +164,6 @@ fn curator(node: &v1::cluster_directory::Node) -> Member {
     member(&node)
 }
 
-impl From<&StaticNetwork> for Network {
-    fn from(network: &StaticNetwork) -> Self {
-        let routes = network.routes.iter().map(|route| Route {
-            destination: route.destination.to_string(),
-            gateway: route.gateway,
-        });
-        Self {
-            mac: network.mac.map(|mac| mac.to_string()),
-            vlan: network.vlan,
-            addresses: network.addresses.iter().map(ToString::to_string).collect(),
-            routes: routes.collect(),
-            nameservers: network.nameservers.clone(),
-        }
-    }
-}
-
-impl Network {
-    fn text(&self) -> String {
-        let mut text = self.addresses.join(",");
-        if let Some(mac) = &self.mac {
-            text.push_str(&format!(" on {mac}"));
-        }
-        if let Some(vlan) = self.vlan {
-            text.push_str(&format!(" VLAN {vlan}"));
-        }
-        for Route {
-            destination,
-            gateway,
-        } in &self.routes
-        {
-            text.push_str(&match gateway {
-                Some(gateway) => format!(", {destination} by {gateway}"),
-                None => format!(", {destination} on the link"),
-            });
-        }
-        text
-    }
-}
-
 fn labels(labels: &[v1::Label]) -> BTreeMap<String, String> {
     let labels = labels.iter();
     labels
@@ -251,15 +194,7 @@ impl CheckedParameters {
         if let Some(register) = &self.register {
             rows.extend(register.rows());
         }
-        let dhcp = || "by DHCP".to_owned();
-        rows.push((
-            "network",
-            self.network.as_ref().map_or_else(dhcp, Network::text),
-        ));
-        if let Some(network) = &self.network {
-            let servers = network.nameservers.iter().map(ToString::to_string);
-            rows.push(("name servers", servers.collect::<Vec<_>>().join(",")));
-        }
+        rows.extend(self.network.rows());
         rows.push(("time servers", self.time_servers.join(",")));
         if let Some(id) = &self.wipe {
             rows.push(("destroys", format!("enrolment {id}")));

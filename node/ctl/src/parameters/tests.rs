@@ -388,25 +388,57 @@ fn cluster() -> impl Strategy<Value = Cluster> {
     prop_oneof![bootstrap, register]
 }
 
-fn network() -> impl Strategy<Value = NetworkConfig> {
-    let route = (text(), text()).prop_map(|(destination, gateway)| network_config::Route {
+fn route() -> impl Strategy<Value = network_config::Route> {
+    (text(), text()).prop_map(|(destination, gateway)| network_config::Route {
         destination,
         gateway,
-    });
+    })
+}
+
+fn interface() -> impl Strategy<Value = network_config::Interface> {
+    let bond =
+        (vec(text(), 0..3), 0..3).prop_map(|(macs, mode)| network_config::Bond { macs, mode });
     (
         text(),
+        option::of(bond),
+        any::<u32>(),
         vec(text(), 0..3),
-        vec(route, 0..3),
-        vec(text(), 0..2),
+        vec(route(), 0..2),
         any::<u32>(),
     )
         .prop_map(
-            |(mac, addresses, routes, nameservers, vlan)| NetworkConfig {
+            |(mac, bond, vlan, addresses, routes, mtu)| network_config::Interface {
                 mac,
+                bond,
+                vlan,
                 addresses,
                 routes,
-                nameservers,
-                vlan,
+                mtu,
+            },
+        )
+}
+
+fn network() -> impl Strategy<Value = NetworkConfig> {
+    (
+        text(),
+        vec(text(), 0..3),
+        vec(route(), 0..3),
+        vec(text(), 0..2),
+        any::<u32>(),
+        vec(text(), 0..2),
+        vec(interface(), 0..3),
+    )
+        .prop_map(
+            |(mac, addresses, routes, nameservers, vlan, search_domains, interfaces)| {
+                NetworkConfig {
+                    mac,
+                    addresses,
+                    routes,
+                    nameservers,
+                    vlan,
+                    search_domains,
+                    interfaces,
+                }
             },
         )
 }

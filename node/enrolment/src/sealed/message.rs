@@ -8,7 +8,7 @@ use hearth_api::manifests::Manifest;
 use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
-use hearth_parameters::{ClusterSeed, StaticNetwork};
+use hearth_parameters::{ClusterSeed, Network};
 use prost::Message;
 use rustls_pki_types::CertificateDer;
 use zeroize::Zeroizing;
@@ -116,7 +116,7 @@ fn identity_message(identity: &Identity) -> SealedConfiguration {
         tpm_usage: identity.tpm_usage.into(),
         cold_start_policy: identity.cold_start_policy.into(),
         key_epoch: identity.key_epoch,
-        network_config: identity.network.as_ref().map(StaticNetwork::to_message),
+        network_config: identity.network.to_message(),
         ..SealedConfiguration::default()
     }
 }
@@ -137,7 +137,7 @@ fn registering_message(registering: &Registering) -> SealedConfiguration {
             register_ticket: registering.asking.ticket.expose().to_vec(),
             labels: registering.asking.labels.clone(),
         }),
-        network_config: registering.network.as_ref().map(StaticNetwork::to_message),
+        network_config: registering.network.to_message(),
         ..SealedConfiguration::default()
     };
     match &registering.answer {
@@ -217,9 +217,9 @@ fn recovery(message: &SealedConfiguration) -> Result<Option<Recovery>, SealedErr
     }))
 }
 
-fn network(message: &SealedConfiguration) -> Result<Option<StaticNetwork>, SealedError> {
-    let network = message.network_config.clone().map(StaticNetwork::parse);
-    field("network_config", network.transpose())
+fn network(message: &SealedConfiguration) -> Result<Network, SealedError> {
+    let network = message.network_config.clone().unwrap_or_default();
+    field("network_config", Network::parse(network))
 }
 
 fn parse_answer(message: &SealedConfiguration) -> Result<Answer, SealedError> {

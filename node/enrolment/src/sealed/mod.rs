@@ -23,7 +23,7 @@ use hearth_host::handover::BootstrapData;
 use hearth_host::storage::header::Owner;
 use hearth_host::storage::keys::Secrets;
 use hearth_host::storage::{Mode, Volume};
-use hearth_parameters::{ClusterSeed, StaticNetwork};
+use hearth_parameters::{ClusterSeed, Network};
 use hearth_tpm::images::TrustedImage;
 use rustls_pki_types::CertificateDer;
 
@@ -55,8 +55,8 @@ pub struct Identity {
     pub cold_start_policy: ColdStartPolicy,
     /// Incremented by every change of the data partition's key.
     pub key_epoch: u32,
-    /// Static network configuration from the parameters.
-    pub network: Option<StaticNetwork>,
+    /// How the machine reaches its networks, from the parameters.
+    pub network: Network,
 }
 
 /// The owner's way to the cluster unlock key of a node, when no curator is running.
@@ -111,8 +111,8 @@ pub struct Registering {
     /// The cluster's answer. The data partition is created with these settings, so they must not
     /// change once they are durable.
     pub answer: Option<Answer>,
-    /// Static network configuration from the parameters.
-    pub network: Option<StaticNetwork>,
+    /// How the machine reaches its networks, from the parameters.
+    pub network: Network,
 }
 
 /// How a machine registers.
@@ -459,12 +459,12 @@ impl Sealed {
         recovery.map(|recovery| recovery.recipient)
     }
 
-    /// The static network configuration that was saved from the parameters.
-    pub fn network(&self) -> Option<&StaticNetwork> {
+    /// How the machine reaches its networks, as it was saved from the parameters.
+    pub fn network(&self) -> Option<&Network> {
         match self {
-            Self::Founding(founding) => founding.identity.network.as_ref(),
-            Self::Registering(registering) => registering.network.as_ref(),
-            Self::Member(member) => member.identity.network.as_ref(),
+            Self::Founding(founding) => Some(&founding.identity.network),
+            Self::Registering(registering) => Some(&registering.network),
+            Self::Member(member) => Some(&member.identity.network),
             Self::Disowned(_) => None,
         }
     }

@@ -31,7 +31,7 @@ fn labels() -> Vec<Label> {
         .to_vec()
 }
 
-fn network() -> StaticNetwork {
+fn network() -> Network {
     let message = NetworkConfig {
         mac: "52:54:00:12:34:56".into(),
         addresses: vec!["192.0.2.10/24".into(), "2001:db8::10/64".into()],
@@ -43,8 +43,9 @@ fn network() -> StaticNetwork {
             .to_vec(),
         nameservers: vec!["192.0.2.53".into()],
         vlan: 7,
+        ..NetworkConfig::default()
     };
-    StaticNetwork::parse(message).unwrap()
+    Network::parse(message).unwrap()
 }
 
 fn roles() -> NodeRoles {

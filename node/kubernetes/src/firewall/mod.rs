@@ -90,6 +90,9 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     loop {
         let known = worker.settings.get();
         let ranges = known.as_deref().map(ClusterRanges::of).transpose()?;
+        // On a node whose own address is in them, no role of Kubernetes runs, and the rules would cut it off.
+        let own = worker.address.get();
+        let ranges = ranges.filter(|ranges| !own.is_some_and(|own| ranges.contains(own)));
         // One of the nodes has it.
         let shared = known.and_then(|settings| settings.virtual_address());
         let nodes = peers.known().all_addresses().chain(shared);

@@ -12,7 +12,7 @@ use hearth_sys::netlink::{Link, LinkKind, Netlink, NetlinkError, Route};
 use hearth_sys::sysctl::{self, SysctlError};
 use hearth_sys::wireguard::{Peer, Wireguard, WireguardError};
 
-use super::{BRIDGE, LINK, MTU};
+use super::{BRIDGE, LINK};
 
 /// Why the kernel state cannot be changed.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,8 @@ pub struct Own {
     pub subnets: NodeSubnets,
     /// The addresses of all pods.
     pub ranges: ClusterRanges,
+    /// Of both interfaces, in bytes.
+    pub mtu: u32,
 }
 
 /// The operations on the kernel state. Every call is idempotent, and may be interrupted: the next
@@ -74,9 +76,9 @@ impl Machine for Kernel {
         // A locally administered MAC address, unique for each node.
         let mac = [0x0a, 0x58, a, b, c, d];
         let bridge = netlink.add_bridge(BRIDGE, mac).await?;
-        netlink.set_mtu(bridge.index, MTU).await?;
+        netlink.set_mtu(bridge.index, own.mtu).await?;
         let link = netlink.add_wireguard(LINK).await?;
-        netlink.set_mtu(link.index, MTU).await?;
+        netlink.set_mtu(link.index, own.mtu).await?;
         let wireguard = Wireguard::open().await?;
         wireguard
             .set_device(LINK, own.secret.expose(), PORT_MESH)
@@ -187,6 +189,7 @@ mod tests {
             secret: MeshSecret::generate(),
             subnets: range.subnets(&ranges).unwrap(),
             ranges,
+            mtu: 1420,
         }
     }
 

@@ -60,8 +60,11 @@ use machine::{Machine, Own};
 pub const BRIDGE: &str = "hearth-pods";
 /// The WireGuard interface to the pods of all other nodes.
 pub const LINK: &str = "hearth-mesh";
-/// MTU of both, in bytes: 1500 of Ethernet minus the overhead of WireGuard over IPv6.
-pub const MTU: u32 = 1420;
+/// What WireGuard over IPv6 adds to a packet, in bytes: 40 of IP, 8 of UDP, 32 of its own.
+const OVERHEAD: u32 = 80;
+/// The smallest MTU that every host of IPv4, and every link of IPv6 must support.
+const MIN_MTU_V4: u32 = 576;
+const MIN_MTU_V6: u32 = 1280;
 
 /// Timeout of a request to a curator.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -84,6 +87,8 @@ pub struct Worker<M> {
     pub learned: Value<PeerAddresses>,
     /// Input: the address of this node.
     pub address: Value<IpAddr>,
+    /// Input: the MTU of the interface with that address, in bytes.
+    pub mtu: Value<u32>,
     /// Input: set once the packet filter is in place.
     pub packet_filter: Value<PacketFilter>,
     /// Output: the pod network. It is set after everything has been set up, and cleared before it
@@ -253,21 +258,40 @@ async fn keep<M: Machine>(
 ) -> Outcome {
     let mut all_assigned = assigned.watch();
     let mut range = all_assigned.next().await?;
+    let mut all_mtus = worker.mtu.watch();
+    let mut uplink_mtu = all_mtus.next().await?;
     worker.filters(ranges).await?;
     loop {
         let subnets = range.subnets(&ranges)?;
+        let mtu = mtu(uplink_mtu, &ranges);
         let own = Own {
             secret: secret.clone(),
             subnets,
             ranges,
+            mtu,
         };
         worker.machine.set_up(&own).await?;
-        worker.tell(Some(PodNetwork { ranges, subnets }));
+        worker.tell(Some(PodNetwork {
+            ranges,
+            subnets,
+            mtu,
+        }));
         tokio::select! {
             outcome = follow_peers(health, worker, member, &ranges) => return outcome,
             other = all_assigned.wait_for(|other| *other != range) => range = other?,
+            other = all_mtus.wait_for(|other| *other != uplink_mtu) => uplink_mtu = other?,
         }
     }
+}
+
+/// The MTU of the mesh: its packets fit into those of the interface below it. Where they cannot, because that is smaller
+/// than IP permits, the kernel fragments them.
+fn mtu(uplink: u32, ranges: &ClusterRanges) -> u32 {
+    let least = match ranges.v6 {
+        Some(_) => MIN_MTU_V6,
+        None => MIN_MTU_V4,
+    };
+    uplink.saturating_sub(OVERHEAD).max(least)
 }
 
 /// Keeps the peers and their endpoints up to date. Returns only on an error.

@@ -28,6 +28,7 @@ struct State {
     peers: Vec<Peer>,
     /// For these ranges.
     forwards: Option<ClusterRanges>,
+    mtu: u32,
 }
 
 struct Fakery {
@@ -55,8 +56,11 @@ impl Fakery {
 #[async_trait]
 impl Machine for Arc<Fakery> {
     async fn set_up(&self, own: &Own) -> Result<(), MachineError> {
-        let own = (own.secret.public(), own.subnets);
-        self.change(|state| state.own = Some(own))
+        let (mtu, own) = (own.mtu, (own.secret.public(), own.subnets));
+        self.change(|state| {
+            state.own = Some(own);
+            state.mtu = mtu;
+        })
     }
 
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError> {
@@ -87,6 +91,7 @@ struct Meshing {
     pod_network: Value<Option<PodNetwork>>,
     packet_filter: Writer<PacketFilter>,
     file: PathBuf,
+    uplink_mtu: Writer<u32>,
     worker: TestSupervisor,
     /// Kept, because a closed value would end the worker.
     _address: Writer<IpAddr>,
@@ -126,6 +131,8 @@ impl Meshing {
         let (packet_filter_writer, packet_filter) = event::value();
         let (address_writer, address) = event::value();
         address_writer.set(IpAddr::from([192, 0, 2, 1]));
+        let (uplink_mtu, mtu) = event::value();
+        uplink_mtu.set(1500);
         let (sender, state) = watch::channel(State::default());
         let machine = Arc::new(Fakery {
             state: sender,
@@ -141,6 +148,7 @@ impl Meshing {
             view,
             learned,
             address,
+            mtu,
             packet_filter,
             pod_network: pod_network_writer,
         });
@@ -155,6 +163,7 @@ impl Meshing {
             pod_network,
             packet_filter: packet_filter_writer,
             file,
+            uplink_mtu,
             worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
             _address: address_writer,
             _directory: directory,
@@ -255,6 +264,36 @@ async fn a_node_takes_part_while_it_may_have_pods() {
     assert_eq!(state.own, Some((public, subnets(3))));
     let again = next("the pods' network", &mut networks).await;
     assert_eq!(again, Some(network));
+}
+
+#[tokio::test]
+async fn the_mesh_follows_the_mtu_of_the_network_below_it() {
+    let mut test = Meshing::new().await;
+    test.fake.curator.set_pod_range(Ok("10.208.3.0/24".into()));
+    test.connect();
+    test.until("the usual MTU", |state| state.mtu == 1420).await;
+    test.uplink_mtu.set(1400);
+    test.until("a smaller one", |state| state.mtu == 1320).await;
+    let mut networks = test.pod_network.watch();
+    let told = networks.wait_for(|it| it.is_some_and(|it| it.mtu == 1320));
+    hearth_base::testing::within_timeout("the pods' MTU", told)
+        .await
+        .unwrap();
+}
+
+#[test]
+fn the_mesh_carries_what_ip_requires() {
+    let dual = hearth_api::testing::dual_stack_ranges();
+    for (uplink, alone, both) in [
+        (1500, 1420, 1420),
+        (9000, 8920, 8920),
+        (1280, 1200, 1280),
+        (576, 576, 1280),
+        (0, 576, 1280),
+    ] {
+        assert_eq!(mtu(uplink, &ClusterRanges::DEFAULT), alone);
+        assert_eq!(mtu(uplink, &dual), both);
+    }
 }
 
 #[tokio::test]

@@ -661,6 +661,7 @@ async fn serve_names(
             v4: "127.0.0.0/24".parse().unwrap(),
             v6: None,
         },
+        mtu: 1420,
     }));
     let dns = Arc::new(Dns {
         resolv_conf: files.join("resolv.conf"),

@@ -317,6 +317,7 @@ mod tests {
                     v4: "10.208.3.0/24".parse().unwrap(),
                     v6: None,
                 },
+                mtu: 1420,
             }),
             controller: true,
             registry_ports: BTreeSet::new(),

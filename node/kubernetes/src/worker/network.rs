@@ -13,8 +13,6 @@ use serde_json::{Value, json};
 
 /// The bridge that the mesh creates.
 const BRIDGE: &str = "hearth-pods";
-/// MTU of the mesh.
-const MTU: u32 = 1420;
 
 /// Name of the only file in the directory of the CNI configuration.
 pub(super) const FILE: &str = "10-hearth.conflist";
@@ -41,7 +39,7 @@ pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
                 "isGateway": true,
                 // A pod can reach itself through its service.
                 "hairpinMode": true,
-                "mtu": MTU,
+                "mtu": network.mtu,
                 "ipam": {
                     "type": "host-local",
                     "dataDir": addresses,
@@ -69,10 +67,12 @@ mod tests {
                 v4: "10.208.3.0/24".parse().unwrap(),
                 v6: None,
             },
+            mtu: 1420,
         };
         let list = conflist(&network, Path::new("/e/addresses"));
         let bridge = &list["plugins"][0];
         assert_eq!(bridge["bridge"], BRIDGE);
+        assert_eq!(bridge["mtu"], 1420);
         let range = &bridge["ipam"]["ranges"][0][0];
         assert_eq!(range["subnet"], "10.208.3.0/24");
         assert_eq!(range["gateway"], "10.208.3.1");

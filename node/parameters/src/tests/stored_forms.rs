@@ -30,6 +30,7 @@ fn the_stored_form_stays() {
         }],
         nameservers: vec!["192.0.2.53".into()],
         vlan: 7,
+        ..NetworkConfig::default()
     };
     let asked = ClusterBootstrap {
         initial_cluster_configuration: Some(ClusterConfiguration {
@@ -93,7 +94,7 @@ fn the_stored_form_stays() {
     assert_eq!(found.seed.configuration, complete);
     assert_eq!(found.roles, asked.initial_roles);
     assert_eq!(found.seed.labels, labels);
-    assert_eq!(read.network.unwrap().to_message(), network);
+    assert_eq!(read.network.to_message(), Some(network));
     assert_eq!(read.wipe, Some(EnrolmentId::from_bytes([4; 16])));
 
     let ca = stored_ca(fixture!("parameters-register.pb"));
@@ -111,5 +112,5 @@ fn the_stored_form_stays() {
     assert_eq!(found.ticket.expose(), &[3; 32]);
     assert_eq!(found.ca[..], ca);
     assert_eq!(found.labels, labels);
-    assert!(read.network.is_none() && read.wipe.is_none());
+    assert!(read.network == Network::default() && read.wipe.is_none());
 }

@@ -13,7 +13,7 @@
 //! | Selecting | offer → Requesting |
 //! | Requesting | ACK → Bound; NAK → Resting; no answer → Selecting |
 //! | Checking | ACK → Bound; NAK → Resting; no answer → Selecting |
-//! | Bound | T1 → Renewing |
+//! | Bound | T1 → Renewing; another machine has the address → Resting |
 //! | Renewing | ACK → Bound; NAK → Resting; T2 → Rebinding |
 //! | Rebinding | ACK → Bound; NAK → Resting; expiry → Selecting |
 //! | Resting | a pause that grows with every NAK → Selecting |
@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use super::Lease;
 use super::message::{Kind, Message, code};
 use super::wire::{Reply, ReplyKind};
+use crate::cidr::Cidr;
 
 /// The delay before the first retransmission. It doubles with each one, with a jitter of one eighth
 /// in both directions.
@@ -34,6 +35,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 /// The maximum number of requests for an offer or a held lease.
 const MAX_REQUESTS: u32 = 4;
+/// The pause after an address was declined, as the protocol wants it.
+const DECLINED_PAUSE: Duration = Duration::from_secs(10);
 /// The minimum interval between renewal requests.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -52,6 +55,8 @@ pub(crate) enum Action {
     Configure(Lease),
     /// Remove the configuration; no lease is held.
     Unconfigure,
+    /// An offer was not taken, because its address is in a reserved network.
+    Refuse { offer: Lease, reserved: Cidr },
 }
 
 /// A source of unpredictable numbers.
@@ -67,6 +72,8 @@ pub(crate) struct Machine {
     refusals: u32,
     /// A server that did not confirm its offer; others are preferred.
     shunned: Option<Ipv4Addr>,
+    /// Networks of which no address is taken.
+    reserved: Vec<Cidr>,
 }
 
 #[derive(Debug)]
@@ -117,16 +124,31 @@ impl Held {
 }
 
 impl Machine {
-    pub(crate) fn new(mac: [u8; 6], host_name: Option<String>, random: Random) -> Self {
+    pub(crate) fn new(mac: [u8; 6], random: Random) -> Self {
         Self {
             mac,
-            host_name,
+            host_name: None,
             random,
             phase: Phase::Down,
             held: None,
             refusals: 0,
             shunned: None,
+            reserved: Vec::new(),
         }
+    }
+
+    /// The networks of which no address is taken from now on.
+    pub(crate) fn set_reserved(&mut self, networks: Vec<Cidr>) {
+        self.reserved = networks;
+    }
+
+    pub(crate) fn reserved(&self) -> &[Cidr] {
+        &self.reserved
+    }
+
+    /// The host name in the messages from now on.
+    pub(crate) fn set_host_name(&mut self, name: Option<String>) {
+        self.host_name = name;
     }
 
     pub(crate) fn mac(&self) -> [u8; 6] {
@@ -280,6 +302,13 @@ impl Machine {
                 if self.shunned == Some(offer.server) && exchange.asked <= 1 {
                     return Vec::new();
                 }
+                let address = offer.address.address();
+                if let Some(reserved) = self.reserved.iter().find(|it| it.contains(address)) {
+                    return vec![Action::Refuse {
+                        offer: offer.clone(),
+                        reserved: *reserved,
+                    }];
+                }
                 let asked_now = Exchange {
                     asked: 0,
                     next: now,
@@ -288,8 +317,11 @@ impl Machine {
                 self.phase = Phase::Requesting(asked_now, offer.clone());
                 self.timeout(now)
             }
+            // The server may have another address than in its offer, as behind some relays: it is
+            // the answer to this request, and grants what was offered.
             (Phase::Requesting(_, offer), ReplyKind::Ack(lease))
-                if lease.server == offer.server =>
+                if lease.server == offer.server
+                    || lease.address.address() == offer.address.address() =>
             {
                 self.bind(lease, now)
             }
@@ -308,6 +340,22 @@ impl Machine {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Another machine has the address that was just granted: the server is told, and the search starts again after
+    /// a while.
+    pub(crate) fn conflict(&mut self, now: Instant) -> Vec<Action> {
+        let Some(held) = self.held.take() else {
+            return Vec::new();
+        };
+        let exchange = self.exchange(now);
+        let mut decline = self.query(Kind::Decline, exchange, now);
+        decline.set(code::WANTED_ADDRESS, &ipv4(&held.lease).octets());
+        decline.set(code::SERVER, &held.lease.server.octets());
+        self.phase = Phase::Resting {
+            until: now + DECLINED_PAUSE,
+        };
+        vec![Action::Unconfigure, Action::Broadcast(decline.encode())]
     }
 
     fn bind(&mut self, lease: &Lease, now: Instant) -> Vec<Action> {

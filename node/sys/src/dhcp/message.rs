@@ -27,6 +27,7 @@ pub(crate) mod code {
     pub(crate) const RENEW_TIME: u8 = 58;
     pub(crate) const REBIND_TIME: u8 = 59;
     pub(crate) const CLIENT: u8 = 61;
+    pub(crate) const SEARCH: u8 = 119;
     pub(crate) const CLASSLESS_ROUTES: u8 = 121;
 }
 
@@ -48,6 +49,7 @@ pub(crate) enum Kind {
     Discover = 1,
     Offer = 2,
     Request = 3,
+    Decline = 4,
     Ack = 5,
     Nak = 6,
 }
@@ -58,6 +60,7 @@ impl Kind {
             Self::Discover,
             Self::Offer,
             Self::Request,
+            Self::Decline,
             Self::Ack,
             Self::Nak,
         ];
@@ -125,6 +128,7 @@ impl Message {
             code::NAME_SERVERS,
             code::DOMAIN,
             code::MTU,
+            code::SEARCH,
             code::TIME_SERVERS,
             code::LEASE_TIME,
             code::RENEW_TIME,

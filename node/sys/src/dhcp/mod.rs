@@ -7,9 +7,10 @@
 //! another one. A NAK or the expiry of the lease removes the address at once.
 //!
 //! # Parts
-//! - `message`: the format of messages; `wire`: the frames around them, and the checks of received
+//! - `message`: the format of messages; `domains`: that of two options; `wire`: the frames around them, and the checks of received
 //!   data.
 //! - `machine`: the protocol as a pure state machine, without socket or clock.
+//! - `duplicates`: whether another machine has the address.
 //! - this module: sockets, timers and the configuration of the kernel.
 //!
 //! # Why no library
@@ -19,12 +20,19 @@
 //! 94 with a length other than 3, a hardware address longer than 16), and depends on a DNS library;
 //! of its hundred options we use twelve.
 //!
-//! Intentionally not implemented: probing for address conflicts (it takes seconds at boot, and
-//! servers do it), and DHCPv6.
+//! Intentionally not implemented: DHCPv6. Conflicts are looked for while the address is used already
+//! (`duplicates`): to wait for that would take seconds at each boot.
 //!
 //! This client owns the interface's IPv4 configuration: when it gets a lease, it removes all other
-//! addresses.
+//! addresses. What it configures is planned as static configuration is ([`Addressing`]).
+//!
+//! A server can lead packets elsewhere by its routes. Networks that the machine uses otherwise are
+//! [reserved](Options::reserved): an offer of an address in them is not taken, and routes to them or to parts of them
+//! are not either. Their owner learns of them while the client runs. An address that is held by then stays, because
+//! without it nobody could reach the machine to mend it; the routes go.
 
+mod domains;
+mod duplicates;
 mod machine;
 mod message;
 #[cfg(any(test, feature = "testing"))]
@@ -39,15 +47,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_base::event::Writer;
+use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 use nix::sys::socket::{self, sockopt};
 use tokio::time::Instant;
 
+use super::addressing::Addressing;
 use super::cidr::Cidr;
 use super::netlink::{LinkMonitor, Netlink, NetlinkError, Route};
 use super::random;
 use super::raw::{self, Watched};
+use duplicates::Duplicates;
 use machine::{Action, Machine};
 
 /// A lease granted by a server.
@@ -63,8 +73,8 @@ pub struct Lease {
     pub name_servers: Vec<Ipv4Addr>,
     /// Time servers (NTP), in the server's order.
     pub time_servers: Vec<Ipv4Addr>,
-    /// The domain of the network, if the server sends a valid one.
-    pub domain: Option<String>,
+    /// The domain of the network, and those in which names are looked up, as far as they are valid; each once.
+    pub domains: Vec<String>,
     /// The MTU of the network in bytes, if the server sends one.
     pub mtu: Option<u16>,
     /// How long the lease is valid; `None` means forever.
@@ -95,17 +105,26 @@ impl Lease {
 /// The options of the client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The host name sent to the server, if any.
-    pub host_name: Option<String>,
+    /// The host name that is sent to servers, asked before each message; `None` sends none.
+    pub host_name: fn() -> Option<String>,
     /// The metric of the routes from the lease.
     pub metric: u32,
+    /// Routes in addition to those of the lease.
+    pub routes: Vec<Route>,
+    /// The MTU in bytes, in the place of that of the lease.
+    pub mtu: Option<u32>,
+    /// Networks that are used otherwise. No lease of an address in them is taken, and no route to them.
+    pub reserved: Value<Vec<Cidr>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            host_name: None,
+            host_name: || None,
             metric: 100,
+            routes: Vec::new(),
+            mtu: None,
+            reserved: event::value().1,
         }
     }
 }
@@ -171,6 +190,10 @@ pub struct Client {
     renewing: Option<UdpSocket>,
     /// The lease that is configured.
     configured: Option<Lease>,
+    /// What was applied to the interface for it.
+    applied: Addressing,
+    reserved: Watcher<Vec<Cidr>>,
+    duplicates: Duplicates,
 }
 
 impl Client {
@@ -196,8 +219,9 @@ impl Client {
             step: "listen",
             source,
         })?;
-        let machine = Machine::new(mac, options.host_name.clone(), Box::new(random::number));
+        let machine = Machine::new(mac, Box::new(random::number));
         Ok(Self {
+            reserved: options.reserved.watch(),
             interface: interface.to_owned(),
             index: link.index,
             options,
@@ -207,6 +231,8 @@ impl Client {
             machine,
             renewing: None,
             configured: None,
+            applied: Addressing::default(),
+            duplicates: Duplicates::default(),
         })
     }
 
@@ -221,6 +247,7 @@ impl Client {
     }
 
     async fn step(&mut self, on_lease: &mut impl FnMut(Option<&Lease>)) -> Result<(), DhcpError> {
+        self.machine.set_host_name((self.options.host_name)());
         let carrier = self.netlink.link(self.index).await;
         let carrier = carrier
             .map_err(|source| self.netlink_failed(source))?
@@ -254,7 +281,16 @@ impl Client {
                         }
                     }
                 }
-                () = timeout => self.machine.timeout(Instant::now()),
+                () = timeout => {
+                    self.machine.set_host_name((self.options.host_name)());
+                    self.machine.timeout(Instant::now())
+                }
+                claim = self.duplicates.next() => self.claimed(&claim),
+                Ok(reserved) = self.reserved.next() => {
+                    self.machine.set_reserved(reserved);
+                    let held = self.configured.clone();
+                    held.map(Action::Configure).into_iter().collect()
+                }
             };
             self.perform(actions, on_lease).await?;
         }
@@ -275,26 +311,43 @@ impl Client {
                 } => self.unicast(from, server, &message),
                 Action::Configure(lease) => {
                     self.renewing = None;
-                    let done = self.configure(&lease).await;
-                    done.map_err(|source| self.netlink_failed(source))?;
+                    self.configure(&lease).await?;
                     if self.configured.as_ref() != Some(&lease) {
                         tracing::info!(interface = %self.interface, address = %lease.address, server = %lease.server, "got a DHCP lease");
                     }
+                    self.duplicates
+                        .watch(self.index, self.machine.mac(), &lease);
                     on_lease(Some(&lease));
                     self.configured = Some(lease);
                 }
                 Action::Unconfigure => {
                     self.renewing = None;
+                    self.duplicates.stop();
                     tracing::warn!(interface = %self.interface, "lost the DHCP lease");
-                    if let Some(lease) = self.configured.take() {
-                        let done = self.unconfigure(&lease).await;
+                    if self.configured.take().is_some() {
+                        let applied = std::mem::take(&mut self.applied);
+                        let done = applied.remove(&self.netlink, self.index).await;
                         done.map_err(|source| self.netlink_failed(source))?;
                     }
                     on_lease(None);
                 }
+                Action::Refuse { offer, reserved } => {
+                    tracing::warn!(interface = %self.interface, server = %offer.server, "refused a DHCP offer: its address {} is in {reserved}, which is used for pods and services", offer.address);
+                }
             }
         }
         Ok(())
+    }
+
+    fn claimed(&mut self, claim: &duplicates::Claim) -> Vec<Action> {
+        let address = self.configured.as_ref().map(|lease| lease.address);
+        let address = address.map(|it| it.to_string()).unwrap_or_default();
+        let by = claim.by.map(|byte| format!("{byte:02x}")).join(":");
+        tracing::warn!(interface = %self.interface, address, by, "another machine uses the address of the DHCP lease");
+        if claim.is_new {
+            return self.machine.conflict(Instant::now());
+        }
+        Vec::new()
     }
 
     /// A send error is treated like a lost message: the message is sent again at the next deadline.
@@ -320,48 +373,45 @@ impl Client {
         }
     }
 
-    async fn configure(&self, lease: &Lease) -> Result<(), NetlinkError> {
+    async fn configure(&mut self, lease: &Lease) -> Result<(), DhcpError> {
+        let wanted = self.wanted(lease);
+        let before = std::mem::replace(&mut self.applied, wanted);
         let (netlink, index) = (&self.netlink, self.index);
-        if let Some(mtu) = lease.mtu
-            && netlink.link(index).await?.mtu != u32::from(mtu)
-        {
-            // Not every device supports it; the network still works, with fragmentation.
-            if let Err(error) = netlink.set_mtu(index, mtu.into()).await {
-                tracing::warn!(interface = %self.interface, %error, "cannot set the MTU of the network");
-            }
+        let Err(error) = self.applied.apply(netlink, index, &before).await else {
+            return Ok(());
+        };
+        let addresses = netlink.addresses(index).await;
+        if !addresses.is_ok_and(|all| all.contains(&lease.address)) {
+            return Err(self.netlink_failed(error));
         }
-        netlink.set_ipv4_addresses(index, &[lease.address]).await?;
-        let routes = self.routes(lease);
-        for old in self.configured.iter().flat_map(|old| self.routes(old)) {
-            if !routes.contains(&old) {
-                netlink.remove_route(index, old).await?;
-            }
-        }
-        for route in routes {
-            // One invalid route must not cost the node its address.
-            if let Err(error) = netlink.replace_route(index, route).await {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(interface = %self.interface, %error, cause, "cannot add a route of the lease");
-            }
-        }
+        // One invalid route must not cost the node its address.
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        tracing::warn!(interface = %self.interface, %error, cause, "cannot configure all of the lease");
         Ok(())
     }
 
-    async fn unconfigure(&self, lease: &Lease) -> Result<(), NetlinkError> {
-        for route in self.routes(lease) {
-            self.netlink.remove_route(self.index, route).await?;
-        }
-        self.netlink.remove_address(self.index, lease.address).await
-    }
-
-    fn routes(&self, lease: &Lease) -> Vec<Route> {
-        let route = |leased: &LeasedRoute| Route {
+    /// What is configured for a lease.
+    fn wanted(&self, lease: &Lease) -> Addressing {
+        let reserved = self.machine.reserved();
+        let is_refused = |route: &&LeasedRoute| {
+            let network = reserved.iter().find(|it| it.covers(&route.destination));
+            network.is_some_and(|network| {
+                tracing::warn!(interface = %self.interface, server = %lease.server, "refused the route to {} of the lease: it is in {network}, which is used for pods and services", route.destination);
+                true
+            })
+        };
+        let leased = lease.routes.iter().filter(|route| !is_refused(route));
+        let leased = leased.map(|leased| Route {
             source: None,
             destination: leased.destination,
             gateway: leased.gateway.map(IpAddr::V4),
             metric: self.options.metric,
-        };
-        lease.routes.iter().map(route).collect()
+        });
+        Addressing {
+            addresses: vec![lease.address],
+            routes: leased.chain(self.options.routes.iter().copied()).collect(),
+            mtu: self.options.mtu.or(lease.mtu.map(u32::from)),
+        }
     }
 
     fn netlink_failed(&self, source: NetlinkError) -> DhcpError {

@@ -22,7 +22,7 @@ impl Default for OfflineClient {
     fn default() -> Self {
         let now = Instant::now();
         let mut client = Self {
-            machine: Machine::new(MAC, None, Box::new(|| 0)),
+            machine: Machine::new(MAC, Box::new(|| 0)),
             now,
             lease: None,
         };
@@ -60,7 +60,7 @@ impl OfflineClient {
             match action {
                 Action::Configure(lease) => self.lease = Some(lease),
                 Action::Unconfigure => self.lease = None,
-                Action::Broadcast(_) | Action::Renew { .. } => {}
+                Action::Broadcast(_) | Action::Renew { .. } | Action::Refuse { .. } => {}
             }
         }
     }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::message::{Kind, Malformed, Message, code};
-use super::{Lease, LeasedRoute};
+use super::{Lease, LeasedRoute, domains};
 use crate::cidr::Cidr;
 use crate::raw::FilterStep;
 
@@ -227,7 +227,7 @@ fn lease(message: &Message) -> Result<Lease, Invalid> {
         routes: routes(message),
         name_servers: servers(code::NAME_SERVERS),
         time_servers: servers(code::TIME_SERVERS),
-        domain: message.option(code::DOMAIN).and_then(domain),
+        domains: domains::of(message.option(code::SEARCH), message.option(code::DOMAIN)),
         mtu: mtu.map(u16::from_be_bytes).filter(|mtu| *mtu >= MIN_MTU),
         duration,
         renew_after,
@@ -320,18 +320,6 @@ fn classless_routes(mut bytes: &[u8]) -> Vec<LeasedRoute> {
         }
     }
     routes
-}
-
-fn domain(bytes: &[u8]) -> Option<String> {
-    let name = std::str::from_utf8(bytes).ok()?;
-    let name = name.trim_end_matches(['\0', '.']);
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
-    };
-    (name.len() <= 253 && name.split('.').all(label)).then(|| name.to_ascii_lowercase())
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

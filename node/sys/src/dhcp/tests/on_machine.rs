@@ -13,6 +13,7 @@ struct World {
     now: Instant,
     held: Option<Lease>,
     expiry: Option<Instant>,
+    refused: Vec<Lease>,
 }
 
 impl World {
@@ -24,11 +25,12 @@ impl World {
         };
         let start = Instant::now();
         Self {
-            machine: Machine::new(MAC, None, Box::new(random)),
+            machine: Machine::new(MAC, Box::new(random)),
             start,
             now: start,
             held: None,
             expiry: None,
+            refused: Vec::new(),
         }
     }
 
@@ -55,6 +57,7 @@ impl World {
                     self.held = Some(lease);
                 }
                 Action::Unconfigure => assert!(self.held.take().is_some()),
+                Action::Refuse { offer, .. } => self.refused.push(offer),
             }
         }
         sent
@@ -143,13 +146,14 @@ fn an_offer_that_is_not_honoured_does_not_hold_the_client_up() {
 }
 
 #[test]
-fn only_the_offering_server_can_acknowledge_or_refuse() {
+fn only_what_was_offered_is_acknowledged_and_only_its_server_refuses() {
     let mut world = World::new();
     let discover = only(world.carrier(true));
     let request = only(world.give(&answer(&discover, Kind::Offer, 600)));
     for kind in [Kind::Ack, Kind::Nak] {
         let mut rogue = answer(&request, kind, 600);
         rogue.set(code::SERVER, &[10, 77, 0, 9]);
+        rogue.granted = [10, 77, 0, 66].into();
         assert!(world.give(&rogue).is_empty() && world.held.is_none());
         let mut guess = answer(&request, kind, 600);
         guess.xid ^= 1;
@@ -157,6 +161,64 @@ fn only_the_offering_server_can_acknowledge_or_refuse() {
     }
     world.give(&answer(&request, Kind::Ack, 600));
     assert!(world.held.is_some());
+}
+
+/// Behind some relays the server has another address when it acknowledges.
+#[test]
+fn the_server_may_be_another_one_when_it_acknowledges() {
+    let mut world = World::new();
+    let discover = only(world.carrier(true));
+    let request = only(world.give(&answer(&discover, Kind::Offer, 600)));
+    let other = Ipv4Addr::new(10, 77, 0, 2);
+    let mut ack = answer(&request, Kind::Ack, 600);
+    ack.set(code::SERVER, &other.octets());
+    assert!(world.give(&ack).is_empty());
+    assert_eq!(world.held.unwrap().server, other);
+}
+
+#[test]
+fn no_address_of_a_reserved_network_is_taken() {
+    let mut world = World::new();
+    world
+        .machine
+        .set_reserved(vec!["10.76.0.0/15".parse().unwrap()]);
+    let discover = only(world.carrier(true));
+    assert!(world.give(&answer(&discover, Kind::Offer, 600)).is_empty());
+    assert_eq!(world.refused[0].address, "10.77.0.5/24".parse().unwrap());
+    // Another server's is.
+    let mut offer = answer(&discover, Kind::Offer, 600);
+    offer.granted = [192, 0, 2, 5].into();
+    let request = only(world.give(&offer));
+    let mut ack = answer(&request, Kind::Ack, 600);
+    ack.granted = offer.granted;
+    world.give(&ack);
+    assert!(world.held.is_some());
+}
+
+#[test]
+fn an_address_that_another_machine_has_is_declined() {
+    let mut world = World::new();
+    world.lease(600);
+    let actions = world.machine.conflict(world.now);
+    let decline = only(world.follow(actions));
+    assert!(world.held.is_none());
+    assert_eq!(kind(&decline), Kind::Decline);
+    assert_eq!(decline.address(code::WANTED_ADDRESS), Ok(Some(ADDRESS)));
+    assert_eq!(decline.address(code::SERVER), Ok(Some(SERVER)));
+    assert!(decline.in_use.is_unspecified());
+    assert_eq!(kind(&only(world.pass())), Kind::Discover);
+    assert_eq!(world.seconds(), 10.0);
+    assert!(world.machine.conflict(world.now).is_empty());
+}
+
+#[test]
+fn messages_have_the_host_name_that_the_machine_has_then() {
+    let mut world = World::new();
+    let discover = only(world.carrier(true));
+    assert_eq!(discover.option(code::HOST_NAME), None);
+    world.machine.set_host_name(Some("hearth-7".into()));
+    let request = only(world.give(&answer(&discover, Kind::Offer, 600)));
+    assert_eq!(request.option(code::HOST_NAME), Some(&b"hearth-7"[..]));
 }
 
 #[test]

@@ -19,6 +19,8 @@ use crate::testing::{add_veth, in_own_network};
 struct Behaviour {
     seconds: u32,
     refuses: bool,
+    /// The server's machine uses the address that it grants.
+    has_address: bool,
 }
 
 /// The received messages: the type, and whether by unicast.
@@ -57,6 +59,10 @@ async fn serve(behaviour: Behaviour) -> Option<Server> {
             netlink.set_up(link.index).await.unwrap();
             let address = Cidr::new(SERVER.into(), 24).unwrap();
             netlink.add_address(link.index, address).await.unwrap();
+            if shared.lock().unwrap().has_address {
+                let granted = Cidr::new(ADDRESS.into(), 24).unwrap();
+                netlink.add_address(link.index, granted).await.unwrap();
+            }
             let mut filter = wire::FILTER;
             filter[8].3 = u32::from(wire::SERVER_PORT);
             let socket = raw::packet_socket(link.index, wire::ETHERTYPE, &filter).unwrap();
@@ -116,6 +122,7 @@ fn handle(
         Kind::Discover => Kind::Offer,
         Kind::Request if behaviour.refuses => Kind::Nak,
         Kind::Request => Kind::Ack,
+        Kind::Decline => return,
         other => panic!("{other:?}"),
     };
     let answer = answer(&query, kind, behaviour.seconds).encode();
@@ -138,6 +145,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
         let first = Behaviour {
             seconds: 3,
             refuses: false,
+            has_address: false,
         };
         let Some(mut server) = serve(first).await else {
             return;
@@ -209,6 +217,37 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
         let addresses = netlink.addresses(link.index).await.unwrap();
         assert!(!addresses.contains(&lease.address), "{addresses:?}");
         supervisor.shutdown().await;
+    });
+}
+
+#[test]
+fn an_address_that_another_machine_uses_is_declined() {
+    in_own_network(async {
+        let careless = Behaviour {
+            seconds: 600,
+            refuses: false,
+            has_address: true,
+        };
+        let Some(mut server) = serve(careless).await else {
+            return;
+        };
+        let mut client = Client::open("client", Options::default()).await.unwrap();
+        let told = tokio::sync::watch::Sender::new(Vec::new());
+        let mut leases = told.subscribe();
+        let declined = async {
+            let declined = |seen: &Vec<Seen>| seen.contains(&(Kind::Decline, false));
+            within("the refusal of the address", server.seen.wait_for(declined))
+                .await
+                .unwrap();
+            let lost = |leases: &Vec<bool>| leases[..] == [true, false];
+            within("the loss of the lease", leases.wait_for(lost))
+                .await
+                .unwrap();
+        };
+        tokio::select! {
+            error = client.run(|lease| told.send_modify(|all| all.push(lease.is_some()))) => panic!("{error}"),
+            () = declined => {}
+        }
     });
 }
 

@@ -36,7 +36,7 @@ fn an_offer_becomes_a_lease() {
     assert_eq!(lease.default_gateway(), Some(ROUTER));
     assert_eq!(lease.name_servers, [SERVER]);
     assert_eq!(lease.time_servers, [SERVER]);
-    assert_eq!(lease.domain.as_deref(), Some("example.com"));
+    assert_eq!(lease.domains, ["example.com"]);
     assert_eq!(lease.duration, Some(Duration::from_secs(600)));
     assert_eq!(lease.renew_after, Duration::from_secs(300));
     assert_eq!(lease.rebind_after, Duration::from_secs(525));
@@ -63,12 +63,12 @@ fn senseless_addresses_and_masks_are_refused() {
 fn senseless_extras_are_left_out() {
     let mtu = |mtu: u16| with(code::MTU, &mtu.to_be_bytes()).unwrap().mtu;
     assert_eq!((mtu(60), mtu(1400)), (None, Some(1400)));
-    let domain = |name: &str| with(code::DOMAIN, name.as_bytes()).unwrap().domain;
+    let domain = |name: &str| with(code::DOMAIN, name.as_bytes()).unwrap().domains.pop();
     assert_eq!(domain("a b"), None);
     assert_eq!(domain("x\nsearch evil"), None);
     assert_eq!(domain(""), None);
     assert_eq!(domain(&"a".repeat(64)), None);
-    assert_eq!(with(code::DOMAIN, &[0xff, 0xfe]).unwrap().domain, None);
+    assert_eq!(with(code::DOMAIN, &[0xff, 0xfe]).unwrap().domains, [""; 0]);
     let many = SERVER.octets().repeat(60);
     let lease = with(code::NAME_SERVERS, &many).unwrap();
     assert_eq!(lease.name_servers.len(), 8);

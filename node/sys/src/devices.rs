@@ -1,17 +1,10 @@
-//! Static network configuration, instead of DHCP: selects the interface and applies the
-//! configuration.
+//! Ethernet devices, and the interfaces that are made of them: bonds and VLANs.
 //!
-//! The selection is a pure function of the existing links; the caller decides how long to wait for
-//! an interface. It selects a physical device, never a virtual one on top of it: a VLAN has the
-//! hardware address of its device, so after a restart two links have that address.
-//!
-//! Applying the configuration is idempotent. It makes the given IPv4 addresses the only ones of the
-//! interface, so that a change leaves no old ones behind; IPv6 addresses are added to those that
-//! the kernel assigns itself. The values are not validated here: the caller validates external
-//! input, and the kernel rejects contradictions by name.
+//! The selection is a pure function of the existing links; the caller decides how long to wait for a device. It selects
+//! a physical device, never a virtual one on top of it: a VLAN has the hardware address of its device, so after a restart two
+//! links have that address. A device in a bond has the bond's address; it is known by the permanent one.
 
-use super::cidr::Cidr;
-use super::netlink::{Link, LinkKind, Netlink, NetlinkError, Route};
+use super::netlink::{BondMode, Link, LinkKind, Netlink, NetlinkError};
 
 /// The kernel's IFNAMSIZ, without the terminating zero.
 const LONGEST_NAME: usize = 15;
@@ -32,7 +25,7 @@ impl Device {
             link.kind == LinkKind::Ethernet
                 && match self {
                     Self::Only => true,
-                    Self::WithMac(mac) => link.mac == Some(*mac),
+                    Self::WithMac(mac) => link.permanent_mac.or(link.mac) == Some(*mac),
                 }
         };
         let meant: Vec<&Link> = links.iter().filter(is_meant).collect();
@@ -43,37 +36,32 @@ impl Device {
     }
 }
 
-/// The configuration of one device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StaticNetwork {
-    /// The VLAN ID, 1 to 4094; the addresses are then those of the VLAN interface.
-    pub vlan: Option<u16>,
-    /// The interface's addresses.
-    pub addresses: Vec<Cidr>,
-    /// Routes in addition to those that the addresses imply, in the order in which they are added.
-    pub routes: Vec<Route>,
+/// Makes one interface of several devices, with the address of the first, and sets all of them up; again it is completed.
+pub async fn bond(
+    netlink: &Netlink,
+    name: &str,
+    mode: BondMode,
+    devices: &[Link],
+) -> Result<Link, NetlinkError> {
+    let mac = devices
+        .first()
+        .and_then(|first| first.permanent_mac.or(first.mac));
+    let bond = netlink.add_bond(name, mode, mac).await?;
+    for device in devices {
+        if device.controller != Some(bond.index) {
+            netlink.join_bond(device.index, bond.index).await?;
+        }
+        netlink.set_up(device.index).await?;
+    }
+    netlink.set_up(bond.index).await?;
+    netlink.link(bond.index).await
 }
 
-impl StaticNetwork {
-    /// Applies the configuration to a device; returns the configured interface.
-    pub async fn apply(&self, netlink: &Netlink, device: &Link) -> Result<Link, NetlinkError> {
-        netlink.set_up(device.index).await?;
-        let index = match self.vlan {
-            Some(vlan) => {
-                let name = vlan_name(device, vlan);
-                netlink.add_vlan(device.index, &name, vlan).await?.index
-            }
-            None => device.index,
-        };
-        netlink.set_ipv4_addresses(index, &self.addresses).await?;
-        for address in self.addresses.iter().filter(|a| a.address().is_ipv6()) {
-            netlink.add_address(index, *address).await?;
-        }
-        for route in &self.routes {
-            netlink.replace_route(index, *route).await?;
-        }
-        netlink.link(index).await
-    }
+/// Makes the interface of a VLAN on a device or a bond, and sets both up; an existing one is not changed.
+pub async fn vlan(netlink: &Netlink, device: &Link, vlan: u16) -> Result<Link, NetlinkError> {
+    netlink.set_up(device.index).await?;
+    let name = vlan_name(device, vlan);
+    netlink.add_vlan(device.index, &name, vlan).await
 }
 
 /// A unique name for the VLAN of a device.
@@ -101,17 +89,12 @@ mod tests {
             index,
             name: name.into(),
             mac: Some(mac),
+            permanent_mac: None,
+            controller: None,
             kind,
             up: false,
             carrier: false,
             mtu: 1500,
-        }
-    }
-
-    fn network(address: &str) -> StaticNetwork {
-        StaticNetwork {
-            addresses: vec![address.parse().unwrap()],
-            ..Default::default()
         }
     }
 
@@ -127,9 +110,14 @@ mod tests {
             mac: None,
             ..link(7, "ib0", LinkKind::Other, MAC)
         };
+        let in_bond = || Link {
+            permanent_mac: Some([8; 6]),
+            controller: Some(9),
+            ..link(8, "eth8", LinkKind::Ethernet, MAC)
+        };
         let by_mac = Device::WithMac(MAC);
         type Names = Result<&'static str, &'static [&'static str]>;
-        let table: [(Device, Vec<Link>, Names); 13] = [
+        let table: [(Device, Vec<Link>, Names); 15] = [
             (Device::Only, vec![], Err(&[])),
             (Device::Only, vec![lo(), pods()], Err(&[])),
             (Device::Only, vec![lo(), eth0()], Ok("eth0")),
@@ -149,6 +137,9 @@ mod tests {
             // Only a virtual device whose physical device is gone.
             (by_mac, vec![lo(), vlan(), without_mac()], Err(&[])),
             (by_mac, vec![eth0(), twin()], Err(&["eth0", "eth2"])),
+            // A device in a bond has the bond's address, and its own permanent one.
+            (by_mac, vec![eth0(), in_bond()], Ok("eth0")),
+            (Device::WithMac([8; 6]), vec![eth0(), in_bond()], Ok("eth8")),
         ];
         for (device, links, expected) in table {
             let chosen = device.choose(&links);
@@ -160,67 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_applied_again_and_changed() {
+    fn a_vlan_is_made_once() {
         in_own_network(async {
             if !crate::testing::add_veth("one", "other").await {
                 return;
             }
             let netlink = Netlink::open().unwrap();
             let device = netlink.link_named("one").await.unwrap();
-            let on_link = Route {
-                destination: "192.0.2.1/32".parse().unwrap(),
-                gateway: None,
-                metric: 5,
-                source: None,
-            };
-            let mut expected = StaticNetwork {
-                // The second route uses a gateway that is reachable by the first one.
-                routes: vec![
-                    on_link,
-                    Route::default_through("192.0.2.1".parse().unwrap(), 5),
-                ],
-                ..network("10.0.0.5/24")
-            };
-            expected.addresses.push("fd00::5/64".parse().unwrap());
-            for _ in 0..2 {
-                let link = expected.apply(&netlink, &device).await.unwrap();
-                assert_eq!((link.index, link.up), (device.index, true));
-                let addresses = netlink.addresses(link.index).await.unwrap();
-                for address in &expected.addresses {
-                    assert!(addresses.contains(address), "{addresses:?}");
-                }
-                let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
-                assert_eq!(
-                    table.matches("one\t00000000\t010200C0").count(),
-                    1,
-                    "{table}"
-                );
-            }
-            expected.addresses = vec!["10.0.0.6/24".parse().unwrap()];
-            let link = expected.apply(&netlink, &device).await.unwrap();
-            let addresses = netlink.addresses(link.index).await.unwrap();
-            let given = addresses.iter().filter(|cidr| cidr.address().is_ipv4());
-            assert!(given.eq(&expected.addresses), "{addresses:?}");
-
-            expected.routes = vec![Route::default_through("172.16.0.1".parse().unwrap(), 5)];
-            let error = expected.apply(&netlink, &device).await.unwrap_err();
-            assert!(error.to_string().contains("172.16.0.1"), "{error}");
-        });
-    }
-
-    #[test]
-    fn a_vlan_is_made_once_and_has_the_addresses() {
-        in_own_network(async {
-            if !crate::testing::add_veth("one", "other").await {
-                return;
-            }
-            let netlink = Netlink::open().unwrap();
-            let device = netlink.link_named("one").await.unwrap();
-            let tagged = StaticNetwork {
-                vlan: Some(7),
-                ..network("10.0.0.5/24")
-            };
-            let first = match tagged.apply(&netlink, &device).await {
+            let first = match vlan(&netlink, &device, 7).await {
                 Ok(link) => link,
                 Err(error) => {
                     assert!(error.to_string().contains("VLAN 7"), "{error}");
@@ -230,10 +168,38 @@ mod tests {
             };
             assert_eq!((&first.name[..], first.mac), ("one.7", device.mac));
             assert_eq!(first.kind, LinkKind::Virtual);
-            let again = tagged.apply(&netlink, &device).await.unwrap();
+            let again = vlan(&netlink, &device, 7).await.unwrap();
             assert_eq!(again.index, first.index);
-            let addresses = netlink.addresses(device.index).await.unwrap();
-            assert!(!addresses.contains(&tagged.addresses[0]), "{addresses:?}");
+        });
+    }
+
+    #[test]
+    fn a_bond_is_made_once_and_completed() {
+        in_own_network(async {
+            for (one, other) in [("one", "far1"), ("two", "far2")] {
+                if !crate::testing::add_veth(one, other).await {
+                    return;
+                }
+            }
+            let netlink = Netlink::open().unwrap();
+            let mut devices = Vec::new();
+            for name in ["one", "two"] {
+                devices.push(netlink.link_named(name).await.unwrap());
+            }
+            let mode = BondMode::ActiveBackup;
+            let first = match bond(&netlink, "uplink0", mode, &devices[..1]).await {
+                Ok(link) => link,
+                Err(error) => {
+                    assert!(error.to_string().contains("bond uplink0"), "{error}");
+                    eprintln!("skipped: cannot create bonds ({error})");
+                    return;
+                }
+            };
+            assert_eq!((first.kind, first.mac), (LinkKind::Virtual, devices[0].mac));
+            let again = bond(&netlink, "uplink0", mode, &devices).await.unwrap();
+            assert_eq!(again.index, first.index);
+            let second = netlink.link_named("two").await.unwrap();
+            assert_eq!((second.controller, second.up), (Some(first.index), true));
         });
     }
 

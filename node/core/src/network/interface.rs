@@ -1,0 +1,333 @@
+//! One interface: from a device, or what is made of several, to addresses.
+//!
+//! An interface is followed for ever. What it lacks, or what the kernel has refused, is said on the console as long as it is so, and
+//! tried again: a device may be plugged in, a cable may come, a router may get the address that the parameters name. Nothing that was
+//! true once is repeated after it has changed: each attempt begins with the links that exist.
+//!
+//! An automatic interface runs the DHCP client and watches what the kernel makes of the advertisements of IPv6 routers. One with given
+//! addresses has these only.
+
+use std::net::IpAddr;
+
+use hearth_base::event::Value;
+use hearth_base::supervisor::{Backoff, Failure};
+use hearth_parameters::{self as parameters, Interface};
+use hearth_sys::addressing::Addressing;
+use hearth_sys::cidr::Cidr;
+use hearth_sys::devices;
+use hearth_sys::dhcp::{self, Lease};
+use hearth_sys::hostname;
+use hearth_sys::netlink::{Link, LinkMonitor, Netlink, Route};
+use tokio::sync::mpsc;
+
+use super::choice::Seen;
+use super::device::say;
+use super::{claims, device};
+
+/// The metric of the routes of the first interface; it grows with the order.
+const METRIC: u32 = 100;
+
+/// What all interfaces share.
+#[derive(Clone)]
+pub(super) struct Source {
+    pub netlink: Netlink,
+    /// Networks that are used otherwise.
+    pub reserved: Value<Vec<Cidr>>,
+    /// What each interface has or lacks, by its order.
+    pub tell: mpsc::Sender<(usize, News)>,
+}
+
+/// What is new of an interface.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    Has(Seen),
+    /// Why it does not have what it should, or should not be used as it is.
+    Lacks(String),
+    LacksNothing,
+}
+
+/// An interface, and its place in the order of preference.
+pub(super) struct Followed {
+    order: usize,
+    what: What,
+}
+
+enum What {
+    /// A device, until it is gone.
+    Device { index: u32, name: String },
+    /// As configured; `bond` is the name of the interface if it is one of several devices.
+    Configured { interface: Interface, bond: String },
+}
+
+/// The interface does not exist any more.
+struct Gone;
+
+impl Followed {
+    /// A device that is not configured, by DHCP.
+    pub(super) fn device(link: &Link) -> Self {
+        Self {
+            // An index is unique, and lower for devices that were found earlier.
+            order: link.index as usize,
+            what: What::Device {
+                index: link.index,
+                name: link.name.clone(),
+            },
+        }
+    }
+
+    /// The configured interface at this place.
+    pub(super) fn configured(order: usize, all: &[Interface]) -> Self {
+        let interface = all[order].clone();
+        // Several VLANs of one bond share it.
+        let same = |other: &Interface| other.device == interface.device;
+        let first = all.iter().position(same).unwrap_or(order);
+        Self {
+            order,
+            what: What::Configured {
+                bond: format!("uplink{first}"),
+                interface,
+            },
+        }
+    }
+
+    fn name(&self) -> String {
+        match &self.what {
+            What::Device { name, .. } => name.clone(),
+            What::Configured { interface, bond } => {
+                let device = match &interface.device {
+                    parameters::Device::Only => "the only Ethernet device".to_owned(),
+                    parameters::Device::WithMac(mac) => format!("with MAC address {mac}"),
+                    parameters::Device::Bond { .. } => format!("{bond} (a bond)"),
+                };
+                match interface.vlan {
+                    Some(vlan) => format!("{device}, VLAN {vlan}"),
+                    None => device,
+                }
+            }
+        }
+    }
+
+    fn metric(&self) -> u32 {
+        METRIC + self.order as u32
+    }
+}
+
+/// Follows an interface; a device only until it is gone.
+pub(super) async fn follow(source: Source, one: Followed) {
+    let backoff = Backoff::default();
+    let mut failures = 0_u32;
+    loop {
+        match attempt(&source, &one).await {
+            Ok(Gone) => {
+                failures = 0;
+                tracing::warn!("network interface {}: it is gone", one.name());
+                source.tell(&one, News::Has(Seen::default())).await;
+                if matches!(one.what, What::Device { .. }) {
+                    return;
+                }
+            }
+            Err(failure) => {
+                failures = failures.saturating_add(1);
+                let why = format!("network interface {}: {}", one.name(), failure);
+                say(&why);
+                source.tell(&one, News::Lacks(why)).await;
+                tokio::time::sleep(backoff.delay(failures)).await;
+            }
+        }
+    }
+}
+
+impl Source {
+    pub(super) async fn tell(&self, one: &Followed, news: News) {
+        // Nobody hears it only when all of this ends.
+        let _ = self.tell.send((one.order, news)).await;
+    }
+}
+
+/// Returns when the interface is gone.
+async fn attempt(source: &Source, one: &Followed) -> Result<Gone, Failure> {
+    let netlink = &source.netlink;
+    match &one.what {
+        What::Device { index, .. } => {
+            let link = netlink.link(*index).await?;
+            automatic(source, one, &link, (Vec::new(), None)).await
+        }
+        What::Configured { interface, bond } => {
+            let (device, missing) = device::get(netlink, interface, bond).await?;
+            let link = match interface.vlan {
+                Some(vlan) => {
+                    device::raise_mtu(netlink, &device, interface.mtu).await?;
+                    devices::vlan(netlink, &device, vlan).await?
+                }
+                None => device.clone(),
+            };
+            netlink.set_up(link.index).await?;
+            let routes = routes(interface, one.metric());
+            let mtu = interface.mtu.map(u32::from);
+            let kept = async {
+                if interface.addresses.is_empty() {
+                    automatic(source, one, &link, (routes, mtu)).await
+                } else {
+                    let addressing = Addressing {
+                        addresses: interface.addresses.clone(),
+                        routes,
+                        mtu,
+                    };
+                    fixed(source, one, &link, &addressing).await
+                }
+            };
+            tokio::select! {
+                end = kept => end,
+                error = device::join_late(netlink, &device, missing) => Err(error.into()),
+            }
+        }
+    }
+}
+
+fn routes(interface: &Interface, metric: u32) -> Vec<Route> {
+    let routes = interface.routes.iter().map(|route| Route {
+        source: None,
+        destination: route.destination,
+        gateway: route.gateway,
+        metric,
+    });
+    routes.collect()
+}
+
+/// An interface with given addresses.
+async fn fixed(
+    source: &Source,
+    one: &Followed,
+    link: &Link,
+    addressing: &Addressing,
+) -> Result<Gone, Failure> {
+    let netlink = &source.netlink;
+    // Opened before the interface is read, so that no change is missed.
+    let mut monitor = LinkMonitor::open()?;
+    let applied = addressing
+        .apply(netlink, link.index, &Addressing::default())
+        .await;
+    let found = netlink.addresses(link.index).await?;
+    if addressing.addresses.iter().all(|it| found.contains(it)) {
+        let seen = Seen {
+            interface: link.name.clone(),
+            addresses: reachable(&addressing.addresses),
+            leads_out: addressing.has_default_route(),
+            mtu: netlink.link(link.index).await?.mtu,
+            ..Seen::default()
+        };
+        source.tell(one, News::Has(seen)).await;
+    }
+    // A route that was refused does not cost the node its address, but it is tried again.
+    applied?;
+    source.tell(one, News::LacksNothing).await;
+    let is_it = |other: &Link| other.index == link.index;
+    let exists = async {
+        while netlink.list_links().await?.iter().any(is_it) {
+            monitor.changed().await?;
+        }
+        Ok(Gone)
+    };
+    let addresses = addressing.addresses.iter().map(Cidr::address);
+    let watched = addresses.map(|address| claims::watch(source, one, link, address));
+    tokio::select! {
+        end = exists => end,
+        _ = futures::future::join_all(watched) => std::future::pending().await,
+    }
+}
+
+/// Those by which other machines can reach this one.
+fn reachable(addresses: &[Cidr]) -> Vec<Cidr> {
+    let is_local = |cidr: &&Cidr| match cidr.address() {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let reachable: Vec<Cidr> = addresses
+        .iter()
+        .filter(|it| !is_local(it))
+        .copied()
+        .collect();
+    // What was configured is meant, even if it is of this link only.
+    if reachable.is_empty() {
+        addresses.to_vec()
+    } else {
+        reachable
+    }
+}
+
+/// An interface that gets its addresses from servers and routers.
+async fn automatic(
+    source: &Source,
+    one: &Followed,
+    link: &Link,
+    (routes, mtu): (Vec<Route>, Option<u32>),
+) -> Result<Gone, Failure> {
+    let netlink = &source.netlink;
+    let leads_out = routes.iter().any(|route| route.destination.prefix() == 0);
+    let options = dhcp::Options {
+        host_name: hostname::of_node,
+        metric: one.metric(),
+        routes,
+        mtu,
+        reserved: source.reserved.clone(),
+    };
+    let mut monitor = LinkMonitor::with_advertisements()?;
+    let mut client = dhcp::Client::open(&link.name, options).await?;
+    source.tell(one, News::LacksNothing).await;
+    let (granted, mut leases) = mpsc::unbounded_channel();
+    let run = client.run(|lease| {
+        // The receiver lives as long as the client.
+        let _ = granted.send(lease.cloned());
+    });
+    tokio::pin!(run);
+    let mut lease = None;
+    let mut told = None;
+    loop {
+        let links = netlink.list_links().await?;
+        let Some(now) = links.iter().find(|it| it.index == link.index) else {
+            return Ok(Gone);
+        };
+        let advertised = netlink.advertised(link.index).await?;
+        let advertised = advertised.iter().filter(|it| it.usable);
+        let advertised: Vec<Cidr> = advertised.map(|it| it.address).collect();
+        let has_router = netlink.has_advertised_router(link.index).await?;
+        let mut seen = seen(now, lease.as_ref(), advertised);
+        seen.leads_out |= leads_out || has_router;
+        if told.as_ref() != Some(&seen) {
+            source.tell(one, News::Has(seen.clone())).await;
+            told = Some(seen);
+        }
+        tokio::select! {
+            error = &mut run => return Err(error.into()),
+            Some(news) = leases.recv() => {
+                if news.is_none() {
+                    tracing::warn!(interface = link.name, "lost the DHCP lease");
+                }
+                lease = news;
+            }
+            changed = monitor.changed() => changed?,
+        }
+    }
+}
+
+fn seen(link: &Link, lease: Option<&Lease>, advertised: Vec<Cidr>) -> Seen {
+    let addresses = lease.map(|lease| lease.address).into_iter();
+    let has_default = |lease: &Lease| lease.routes.iter().any(|it| it.destination.prefix() == 0);
+    let servers = |of: fn(&Lease) -> &Vec<std::net::Ipv4Addr>| {
+        let servers = lease.into_iter().flat_map(of).copied();
+        servers.map(IpAddr::from).collect()
+    };
+    Seen {
+        interface: link.name.clone(),
+        addresses: addresses.chain(advertised).collect(),
+        leads_out: lease.is_some_and(has_default),
+        is_asking: lease.is_none() && link.carrier,
+        mtu: link.mtu,
+        nameservers: servers(|lease| &lease.name_servers),
+        domains: lease.map(|lease| lease.domains.clone()).unwrap_or_default(),
+        time_servers: servers(|lease| &lease.time_servers),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Machines with several network cards, and networks that are not as simple as the usual one.
+//!
+//! Which routes and leases a node takes is tested in network namespaces; here is what only a machine shows.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, ensure};
+use hearth_api::console::{Milestone, Report};
+use hearth_api::names::PORT_CURATOR;
+use hearth_api::v1::NetworkConfig;
+use hearth_api::v1::network_config::{Bond, Interface, Route};
+use hearth_qemu::network::{Forward, Link, Mac, UserNetwork};
+use hearth_tests::node::Running;
+use hearth_tests::{Outcome, TestCtx, bounds, here};
+
+/// The address that QEMU's own network gives.
+const LEASED: &str = "10.0.2.15/24";
+
+/// Waits until the console of a machine names this address.
+async fn named(vm: &Running, wanted: &str) -> Outcome {
+    vm.wait_for_report(wanted, bounds::HOME, |report| {
+        matches!(report, Report::Reached(Milestone::Network, address) if address == wanted)
+    })
+    .await?;
+    Ok(())
+}
+
+/// A second card, put in after the node was founded and before, with nothing at its other end: the first one has an address, so the
+/// node is HOME with it.
+#[tokio::test]
+async fn a_second_card_without_a_network_costs_nothing() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    vm.power_off().await?;
+    node.add_card(2);
+    let vm = node.power_on().await?;
+    named(&vm, LEASED).await?;
+    vm.home().await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// Of two cards, the second one is the only one with a network.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn the_card_that_gets_an_address_is_the_nodes() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let plan = test.node("node").without_card().card(2, Link::Unplugged);
+    let node = plan.card(1, user_network()).install().await?;
+    let vm = node.power_on().await?;
+    named(&vm, LEASED).await?;
+    vm.home().await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+fn user_network() -> Link {
+    Link::User(UserNetwork {
+        restricted: true,
+        forwards: vec![Forward::any(PORT_CURATOR)],
+    })
+}
+
+/// A VLAN, an address without a network, and a gateway elsewhere whose route comes first: all of it is taken.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_host_address_in_a_vlan_with_a_gateway_elsewhere() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let route = |destination: &str, gateway: &str| Route {
+        destination: destination.into(),
+        gateway: gateway.into(),
+    };
+    let node = test.node("node").network_config(NetworkConfig {
+        mac: Mac::of_machine(1).to_string(),
+        vlan: 7,
+        addresses: vec!["192.0.2.10/32".into()],
+        routes: vec![
+            route("0.0.0.0/0", "198.51.100.1"),
+            route("203.0.113.0/24", "192.0.2.1"),
+            route("192.0.2.1/32", ""),
+        ],
+        ..NetworkConfig::default()
+    });
+    let node = node.install().await?;
+    let vm = node.power_on().await?;
+    named(&vm, "192.0.2.10/32").await?;
+    vm.home().await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// Two cards as one, each with a network of its own that gives the same address: when the first loses its cable, the node is
+/// reached by the second.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_bond_goes_on_with_its_other_card() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let macs = [1, 2].map(|number| Mac::of_machine(number).to_string());
+    let plan = test.node("node").card(2, user_network());
+    let node = plan.network_config(NetworkConfig {
+        interfaces: vec![Interface {
+            bond: Some(Bond {
+                macs: macs.to_vec(),
+                mode: 0,
+            }),
+            ..Interface::default()
+        }],
+        ..NetworkConfig::default()
+    });
+    let node = node.install().await?;
+    let vm = node.power_on().await?;
+    named(&vm, LEASED).await?;
+    vm.home().await?;
+    let forwards = vm.forwards();
+    let curators = forwards.iter().filter(|one| one.guest == PORT_CURATOR);
+    let curators: Vec<SocketAddr> = curators.map(|one| one.host).collect();
+    ensure!(curators.len() == 2, "one for each card: {forwards:?}");
+    let owner = vm.owned().await?;
+    vm.set_cable(0, false).await?;
+    let first = vm.forwarded(PORT_CURATOR);
+    let other = curators.iter().find(|host| Some(**host) != first);
+    let other = *other.context("the port of the other card")?;
+    let owner = owner.at(vec![other.into()])?;
+    let status = owner.cluster_status().await?;
+    ensure!(status.nodes.len() == 1, "{status:?}");
+    vm.power_off().await?;
+    test.passed()
+}
