@@ -10,6 +10,7 @@ mod cable;
 mod disk_fault;
 mod exit;
 mod running;
+mod screen;
 mod start;
 mod wait;
 

@@ -61,6 +61,8 @@ pub mod conditions {
     pub const ESP: &str = "Esp";
     /// Reason: the node's address is in a range of pods or services.
     pub const ADDRESS_IN_RANGES: &str = "AddressInRanges";
+    /// Reason: the node's first address is not of IPv4.
+    pub const NO_IPV4_ADDRESS: &str = "NoIpv4Address";
     /// Condition of a node while a network interface does not have what it should.
     pub const NETWORK: &str = "Network";
     /// Condition of the Kubernetes controller role on a node.

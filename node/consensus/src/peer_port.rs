@@ -143,6 +143,8 @@ impl PeerPort {
                     Some(_) = running.join_next() => {}
                     accepted = self.listener.accept() => match accepted {
                         Ok((stream, remote)) => {
+                            // A listener of both families has IPv4 addresses in those of IPv6.
+                            let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
                             let place = handshakes.take(block(remote.ip()));
                             running.spawn(Arc::clone(&self.door).run(stream, remote, place));
                         }

@@ -9,7 +9,7 @@
 //! The first node and all later ones run the same workers: bootstrap differs only in where the
 //! control plane takes its data from.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use hearth_agent::addresses::{self, AddressBook};
@@ -45,8 +45,9 @@ use hearth_kubernetes::{firewall, mesh};
 use hearth_sys::block::Disk;
 use hearth_sys::clock::Kernel;
 use hearth_sys::{console, hostname};
+use tokio::time::Instant;
 
-use crate::controlplane;
+use crate::{controlplane, screen};
 
 /// What boot has determined before the workers start.
 pub struct Inputs {
@@ -131,7 +132,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (bootstrap_writer, bootstrap) = event::value();
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
-    let (status_writer, _) = event::value();
+    let (status_writer, status) = event::value();
     let (waiting_writer, waiting) = event::value();
     let (owners_key_writer, owners_key) = event::value();
     let (refusals_writer, refusals) = event::value();
@@ -159,7 +160,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (packet_filter_writer, packet_filter) = event::value();
     let (book, learned) = AddressBook::new(tls::wall_clock());
     let refusals_writer = Arc::new(refusals_writer);
-    let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    // Of both families.
+    let any = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let saved_directory = Arc::new(DirectoryStore::new(&root.esp));
     let esp_writes = EspWrites {
         boot_record: boot_record_written,
@@ -197,6 +199,18 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         disowned: disowned.clone(),
         address: address.clone(),
         cluster_state: cluster_state_writer,
+    });
+    let screen = Arc::new(screen::Worker {
+        version: image.version.clone(),
+        clock: tls::wall_clock(),
+        started: Instant::now(),
+        member: member.clone(),
+        cluster_state: cluster_state.clone(),
+        status,
+        address: address.clone(),
+        second_address: second_address.clone(),
+        network_problems: network_problems.clone(),
+        conditions: conditions.clone(),
     });
     let roles = Arc::new(RoleServer {
         controlplane: Arc::new(controlplane::Worker {
@@ -413,6 +427,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         enrolment_phase: enrolment_phase_writer,
     });
     ctx.run_worker("state", &state, cluster_state::run)?;
+    ctx.run_worker("screen", &screen, screen::run)?;
     ctx.run_worker("time", &time, time::run)?;
     ctx.run_worker("role", &roles, serve_roles)?;
     ctx.run_worker("rejoin", &rejoin, rejoin::run)?;

@@ -4,7 +4,7 @@
 //! expose, and inject the failures that a node must survive.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct Debug {
 
 /// Serves on the debug port.
 pub async fn run(ctx: Context, debug: Arc<Debug>) -> Outcome {
-    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, names::PORT_DEBUG));
+    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, names::PORT_DEBUG));
     let listener = TcpListener::bind(address).await?;
     tracing::warn!(%address, "debug image: the debug service is open to anyone");
     let injected_faults = debug.injected_faults.clone();

@@ -15,5 +15,6 @@ mod controlplane;
 pub mod debug;
 mod network;
 pub mod pid1;
+mod screen;
 #[cfg(test)]
 mod tests;

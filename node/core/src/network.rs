@@ -38,9 +38,9 @@ use hearth_enrolment::sealed::{SealedStore, Stored};
 use hearth_host::layout::Root;
 use hearth_host::networking::cidr;
 use hearth_host::{console, parameters};
-use hearth_parameters::Network as Configuration;
+use hearth_parameters::{Interface, Network as Configuration};
 use hearth_sys::cidr::Cidr;
-use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
+use hearth_sys::netlink::{LinkKind, LinkMonitor, Netlink, NetlinkError};
 use hearth_sys::{files, sysctl};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -94,7 +94,6 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     }
     let (tell, heard) = mpsc::channel(8);
     let (reserved_writer, reserved) = event::value();
-    let mut followed = JoinSet::new();
     let source = Source {
         netlink,
         reserved,
@@ -102,49 +101,58 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     };
     let mut published = Published::new(&network);
     ctx.healthy();
-    let configured = &network.configuration.interfaces;
-    for order in 0..configured.len() {
-        let one = Followed::configured(order, configured);
-        followed.spawn(interface::follow(source.clone(), one));
-    }
     ctx.until_cancelled(async {
         tokio::select! {
             end = published.follow(heard) => end,
+            end = follow_interfaces(&source, &network.configuration.interfaces) => end,
             end = reserve(&network.settings, &reserved_writer) => end,
-            end = every_device(&source, &mut followed), if configured.is_empty() => end,
         }
     })
     .await
 }
 
-/// Follows each Ethernet device that the machine has or gets, and the interfaces that are configured, by DHCP.
-async fn every_device(source: &Source, followed: &mut JoinSet<()>) -> Outcome {
+/// Follows the configured interfaces; if there are none, each Ethernet device that the machine has or gets. Returns only on an
+/// error.
+async fn follow_interfaces(source: &Source, configured: &[Interface]) -> Outcome {
+    let mut followed = JoinSet::new();
+    for order in 0..configured.len() {
+        let one = Followed::configured(order, configured);
+        followed.spawn(interface::follow(source.clone(), one));
+    }
     let mut monitor = LinkMonitor::open()?;
     let mut known = BTreeSet::new();
     loop {
-        let links = source.netlink.list_links().await?;
-        let is_device = |link: &&Link| {
-            link.kind == LinkKind::Ethernet && link.controller.is_none() && link.mac.is_some()
-        };
-        let devices: BTreeMap<u32, _> = links
-            .iter()
-            .filter(is_device)
-            .map(|link| (link.index, link))
-            .collect();
-        // A device that is gone has said so itself, and its task has ended.
-        known.retain(|index| devices.contains_key(index));
-        for (index, link) in devices {
-            if known.insert(index) {
-                let one = Followed::device(link);
-                followed.spawn(interface::follow(source.clone(), one));
+        if configured.is_empty() {
+            for device in new_devices(&source.netlink, &mut known).await? {
+                followed.spawn(interface::follow(source.clone(), device));
             }
         }
-        if known.is_empty() {
-            device::await_change(&mut monitor, &device::none_found()).await?;
-        } else {
-            monitor.changed().await?;
+        let changed = async {
+            match known.is_empty() {
+                true => device::await_change(&mut monitor, &device::none_found()).await,
+                false => monitor.changed().await,
+            }
+        };
+        tokio::select! {
+            changed = changed, if configured.is_empty() => changed?,
+            // Only that of a device ends in order, when the device is gone.
+            Some(ended) = followed.join_next() => ended?,
         }
     }
+}
+
+/// The Ethernet devices that are not known yet. Those that are gone are forgotten.
+async fn new_devices(
+    netlink: &Netlink,
+    known: &mut BTreeSet<u32>,
+) -> Result<Vec<Followed>, NetlinkError> {
+    let mut links = netlink.list_links().await?;
+    links.retain(|link| {
+        link.kind == LinkKind::Ethernet && link.controller.is_none() && link.mac.is_some()
+    });
+    known.retain(|index| links.iter().any(|link| link.index == *index));
+    let new = links.iter().filter(|link| known.insert(link.index));
+    Ok(new.map(Followed::device).collect())
 }
 
 /// Keeps the networks of pods and services from being used as those of machines.
@@ -195,8 +203,7 @@ impl<'a> Published<'a> {
                     let Some((order, news)) = news else { return Ok(()) };
                     self.note(order, news);
                 }
-                () = async { sleep_until(waits_until.unwrap_or_else(Instant::now)).await },
-                    if waits_until.is_some() => {}
+                () = sleep_until(waits_until.unwrap_or_else(Instant::now)), if waits_until.is_some() => {}
             }
             self.decide()?;
         }

@@ -8,6 +8,7 @@
 //! hand over.
 
 mod clock;
+mod enrolled;
 mod identity;
 
 use std::path::PathBuf;
@@ -198,7 +199,7 @@ where
                     "a retry: cannot {work}: {reason}"
                 )));
             }
-            EnrolmentStatus::Waiting(reason) => {
+            EnrolmentStatus::Waiting { reason, .. } => {
                 tracing::warn!("enrolment: waiting for {reason}");
                 (self.report)(&Report::Waiting(reason.clone()));
             }
@@ -267,6 +268,9 @@ where
             },
             Err(error) => SealedState::Corrupt(chain(error)),
         };
+        if let Some(note) = enrolled::note(&self.parameters, &sealed) {
+            tracing::info!("{note}");
+        }
         let data = self.data.clone();
         let header = blocking(move || locked(&data).inspect()).await?;
         let header = header.map_err(storage_failure)?;

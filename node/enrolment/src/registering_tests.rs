@@ -16,7 +16,7 @@ use hearth_host::credentials;
 use hearth_host::directory::DirectoryStore;
 use hearth_host::parameters::{self, Found, Source};
 use hearth_host::storage::header::{HeaderState, Phase};
-use hearth_parameters::{Cluster, Parameters, Register};
+use hearth_parameters::{Cluster, Network, Parameters, Register};
 
 use super::driver::tests::{Boot, Machine};
 use super::machine::EnrolmentStatus;
@@ -127,9 +127,9 @@ impl Machine {
 
 impl Boot {
     async fn waits(&self) -> String {
-        let waits = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Waiting(_));
+        let waits = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Waiting { .. });
         match self.until(waits).await {
-            EnrolmentStatus::Waiting(reason) => reason,
+            EnrolmentStatus::Waiting { reason, .. } => reason,
             other => panic!("{other:?}"),
         }
     }
@@ -233,7 +233,7 @@ async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
         boot.until(|status| match status {
             EnrolmentStatus::Working(work) => work == stop,
             // It is beyond that: a short-lived status may be missed.
-            EnrolmentStatus::Waiting(_) | EnrolmentStatus::Settled => true,
+            EnrolmentStatus::Waiting { .. } | EnrolmentStatus::Settled => true,
             _ => false,
         })
         .await;

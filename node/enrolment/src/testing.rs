@@ -12,7 +12,7 @@ use hearth_api::v1::{
     node_parameters,
 };
 use hearth_host::parameters::{self, Source};
-use hearth_parameters::{ClusterSeed, Parameters};
+use hearth_parameters::{ClusterSeed, Network, Parameters};
 use prost::Message;
 use rustls_pki_types::CertificateDer;
 

@@ -8,7 +8,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use hearth_api::names::conditions::{KUBERNETES_DUAL_STACK, NO_ADDRESS_OF_BOTH_FAMILIES};
+use hearth_api::names::conditions::{
+    ADDRESS_IN_RANGES, KUBERNETES_DUAL_STACK, NO_ADDRESS_OF_BOTH_FAMILIES, NO_IPV4_ADDRESS,
+};
 use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{Closed, Value, Watcher};
@@ -72,6 +74,47 @@ impl AddressWatcher {
             moved = self.second.wait_for(|now| *now != second), if self.is_dual => moved.map(drop),
         }
     }
+}
+
+/// Why Kubernetes cannot use the address of this node, with the reason of the condition; `None` if it can, and while address
+/// or ranges are not known.
+///
+/// With an address in a range of pods or services the node would take packets of its own network for those of pods. Pods and
+/// services have IPv4 addresses in every cluster, and programs of Kubernetes insist on nodes of the same family.
+pub(crate) fn unsuitable(worker: &Worker) -> Option<(&'static str, String)> {
+    let ranges = ClusterRanges::of(&*worker.settings.value().get()?).ok()?;
+    let address = worker.address.get()?;
+    if ranges.contains(address) {
+        let (pods, services) = (ranges.pods_text(), ranges.services_text());
+        let why = format!(
+            "expected an address of this node outside of the ranges of pods ({pods}) and services ({services}), got \
+             {address}: give it another one, or found the cluster with other ranges"
+        );
+        return Some((ADDRESS_IN_RANGES, why));
+    }
+    address.is_ipv6().then(|| {
+        let why = format!(
+            "expected an IPv4 address as the first one of this node, got {address}: pods and services have IPv4 addresses"
+        );
+        (NO_IPV4_ADDRESS, why)
+    })
+}
+
+/// Waits until that is as wanted.
+pub(crate) async fn until(
+    worker: &Worker,
+    wanted: fn(Option<(&'static str, String)>) -> bool,
+) -> Result<(), Closed> {
+    let mut addresses = worker.address.watch();
+    let settings = worker.settings.value();
+    let mut settings = settings.watch();
+    while !wanted(unsuitable(worker)) {
+        tokio::select! {
+            changed = addresses.next() => changed.map(drop)?,
+            changed = settings.next() => changed.map(drop)?,
+        }
+    }
+    Ok(())
 }
 
 /// The condition of a node in a dual-stack cluster: `None` if this is no such cluster, or if the node has no role

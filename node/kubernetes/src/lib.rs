@@ -416,20 +416,20 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
             return Err(failure);
         }
     };
-    if let Some(why) = address_in_ranges(&gate.parts) {
+    if let Some((reason, why)) = addresses::unsuitable(&gate.parts) {
         tracing::warn!("cannot run role {}: {why}", gate.role.name());
-        let refused = RoleCondition::unmet(names::conditions::ADDRESS_IN_RANGES, why);
-        gate.condition.set(refused);
+        gate.condition.set(RoleCondition::unmet(reason, why));
         ctx.healthy();
-        until_addresses(&gate.parts, |why| why.is_none()).await?;
+        addresses::until(&gate.parts, |why| why.is_none()).await?;
         return Err(Failure::msg(
-            "the address of this node is outside of the ranges of pods and services now",
+            "Kubernetes can use the address of this node now",
         ));
     }
     let outcome = tokio::select! {
         outcome = start(ctx, gate, bundle) => outcome,
-        moved = until_addresses(&gate.parts, |why| why.is_some()) => {
-            moved.and(Err(Failure::msg("the address of this node is in a range of pods or services")))
+        moved = addresses::until(&gate.parts, |why| why.is_some()) => {
+            moved?;
+            Err(Failure::msg("Kubernetes cannot use the address of this node any more"))
         }
     };
     if let Err(failure) = &outcome {
@@ -437,32 +437,6 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
         gate.condition.set(RoleCondition::failing(failure));
     }
     outcome
-}
-
-/// Why this node cannot run a role of Kubernetes: it takes packets from its own network for packets of pods.
-fn address_in_ranges(parts: &Worker) -> Option<String> {
-    let ranges = ClusterRanges::of(&*parts.settings.value().get()?).ok()?;
-    let address = parts.address.get()?;
-    ranges.contains(address).then(|| {
-        format!(
-            "expected an address of this node outside of the ranges of pods ({}) and services ({}), got {address}: give \
-             it another one, or found the cluster with other ranges",
-            ranges.pods_text(),
-            ranges.services_text()
-        )
-    })
-}
-
-/// Waits until that is as wanted.
-async fn until_addresses(parts: &Worker, wanted: fn(Option<String>) -> bool) -> Outcome {
-    let (mut addresses, mut settings) = (parts.address.watch(), parts.settings.value().watch());
-    while !wanted(address_in_ranges(parts)) {
-        tokio::select! {
-            changed = addresses.next() => changed.map(drop)?,
-            changed = settings.next() => changed.map(drop)?,
-        }
-    }
-    Ok(())
 }
 
 /// Starts the parts of the role as children of this runnable. Returns only on an error.

@@ -181,6 +181,27 @@ async fn a_role_without_its_extension_is_held_and_not_met() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_kubernetes_cannot_use_is_a_reason() {
+    let fake = Fake::new(with_bundle);
+    fake.parts.settings.set(Arc::default());
+    let alone = fake.run();
+    fake.roles.set(controller());
+    for (address, reason) in [
+        ("10.208.7.7", "AddressInRanges"),
+        ("10.224.0.9", "AddressInRanges"),
+        ("2001:db8::7", "NoIpv4Address"),
+    ] {
+        fake.address.set(address.parse().unwrap());
+        fake.tells(&[("KubernetesController", reason)]).await;
+    }
+    fake.address.set("192.0.2.7".parse().unwrap());
+    let mut conditions = fake.conditions.watch();
+    let goes_on = conditions.wait_for(|all| all.iter().all(|it| it.reason != "NoIpv4Address"));
+    within_timeout("the role goes on", goes_on).await.unwrap();
+    alone.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_extension_that_is_refused_or_none_of_ours_says_so() {
     let refused = |_: &TempDir| {
         Extensions::none().with_refused(names::EXTENSION_KUBERNETES, "its root hash differs")

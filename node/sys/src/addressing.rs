@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 use super::announce;
 use super::cidr::Cidr;
-use super::netlink::{Netlink, NetlinkError, Route};
+use super::netlink::{Link, Netlink, NetlinkError, Route};
 
 /// The addresses and routes of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,9 +84,10 @@ impl Addressing {
     pub async fn apply(
         &self,
         netlink: &Netlink,
-        interface: u32,
+        link: &Link,
         before: &Self,
     ) -> Result<(), NetlinkError> {
+        let interface = link.index;
         let mut first_error = Ok(());
         if let Some(mtu) = self.mtu
             && netlink.link(interface).await?.mtu != mtu
@@ -116,7 +117,7 @@ impl Addressing {
             let added = netlink.replace_route(interface, route).await;
             first_error = first_error.and(added);
         }
-        self.announce(netlink, interface, before).await?;
+        self.announce(link, before);
         first_error
     }
 
@@ -132,25 +133,13 @@ impl Addressing {
     }
 
     /// Tells the neighbours of new addresses: what they remember may be another machine.
-    async fn announce(
-        &self,
-        netlink: &Netlink,
-        interface: u32,
-        before: &Self,
-    ) -> Result<(), NetlinkError> {
-        let mut new = self.addresses.iter().peekable();
-        if new.peek().is_none() {
-            return Ok(());
-        }
-        let Some(mac) = netlink.link(interface).await?.mac else {
-            return Ok(());
-        };
-        for address in new.filter(|address| !before.addresses.contains(address)) {
-            let address = address.address();
-            if let Err(error) = announce::announce(interface, mac, address) {
-                tracing::debug!(interface, %address, %error, "cannot announce the address");
+    fn announce(&self, link: &Link, before: &Self) {
+        let Some(mac) = link.mac else { return };
+        let is_new = |address: &&Cidr| !before.addresses.contains(address);
+        for address in self.addresses.iter().filter(is_new).map(Cidr::address) {
+            if let Err(error) = announce::announce(link.index, mac, address) {
+                tracing::debug!(interface = link.name, %address, %error, "cannot announce the address");
             }
         }
-        Ok(())
     }
 }

@@ -45,6 +45,7 @@ pub mod quota;
 pub mod random;
 mod raw;
 pub mod rcu;
+pub mod screen;
 pub mod slots;
 pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]

@@ -91,6 +91,29 @@ async fn a_host_address_in_a_vlan_with_a_gateway_elsewhere() -> Outcome {
     test.passed()
 }
 
+/// A node with an address of IPv6 alone, without a name server and without anybody else: HOME, and again after a power cut.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_node_of_ipv6_alone() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").network_config(NetworkConfig {
+        addresses: vec!["2001:db8::10/64".into()],
+        routes: vec![Route {
+            destination: "::/0".into(),
+            gateway: "fe80::1".into(),
+        }],
+        ..NetworkConfig::default()
+    });
+    let node = node.install().await?;
+    for _ in 0..2 {
+        let vm = node.power_on().await?;
+        named(&vm, "2001:db8::10/64").await?;
+        vm.home().await?;
+        vm.cut().await?;
+    }
+    test.passed()
+}
+
 /// Two cards as one, each with a network of its own that gives the same address: when the first loses its cable, the node is
 /// reached by the second.
 #[tokio::test]

@@ -34,6 +34,7 @@ mod power_cut;
 mod power_cut_sweep;
 mod register_cuts;
 mod registration;
+mod screen;
 mod secrets;
 mod setup;
 mod storage;

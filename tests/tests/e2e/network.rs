@@ -168,3 +168,26 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     drop(cluster);
     test.passed()
 }
+
+/// A path carries 1400 bytes and loses larger frames without a word. A machine registers, joins and becomes a voter over
+/// it, and a snapshot of etcd's data reaches it.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_path_that_carries_less_than_it_says() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 2).await?;
+    let narrow = Faults {
+        mtu: Some(1400),
+        ..Faults::default()
+    };
+    cluster.network().set_faults("node-2", narrow).await?;
+    cluster.add_nodes(&[2]).await?;
+    cluster.set_consensus_member(2, true).await?;
+    cluster.voters_with(&[1, 2]).await?;
+    cluster.all_healthy().await?;
+    let writer = cluster.writer(2).await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}

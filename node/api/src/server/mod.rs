@@ -301,6 +301,8 @@ impl Server {
                 accepted = listener.accept() => {
                     match accepted {
                         Ok((stream, remote)) => {
+                            // A listener of both families has IPv4 addresses in those of IPv6.
+                            let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
                             let task = Arc::clone(&handshake).run(stream, remote);
                             running.spawn(task.in_current_span());
                         }

@@ -1,3 +1,4 @@
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -735,15 +736,21 @@ struct Closed;
 
 impl Admission for Closed {
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), tonic::Status> {
-        assert!(caller.remote().ip().is_loopback());
+        // Not in the form that it has on a socket of IPv6.
+        assert_eq!(caller.remote().ip(), Ipv4Addr::LOCALHOST);
         Err(tonic::Status::unavailable(format!("{path} is closed")))
     }
 }
 
 #[tokio::test]
 async fn a_server_has_its_own_say_and_may_be_plain() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
+    let listener = match TcpListener::bind("[::]:0").await {
+        Ok(listener) => listener,
+        // A kernel without IPv6.
+        Err(_) => TcpListener::bind("0.0.0.0:0").await.expect("a port"),
+    };
+    let port = listener.local_addr().expect("an address").port();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let cancel = CancellationToken::new();
     let server = Server::new(Transport::Plain).admission(Arc::new(Closed));
     let serving = tokio::spawn(server.serve(listener, Services::new(), cancel.clone()));

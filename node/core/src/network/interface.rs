@@ -17,7 +17,7 @@ use hearth_sys::cidr::Cidr;
 use hearth_sys::devices;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::hostname;
-use hearth_sys::netlink::{Link, LinkMonitor, Netlink, Route};
+use hearth_sys::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
 use tokio::sync::mpsc;
 
 use super::choice::Seen;
@@ -205,7 +205,7 @@ async fn fixed(
     // Opened before the interface is read, so that no change is missed.
     let mut monitor = LinkMonitor::open()?;
     let applied = addressing
-        .apply(netlink, link.index, &Addressing::default())
+        .apply(netlink, link, &Addressing::default())
         .await;
     let found = netlink.addresses(link.index).await?;
     if addressing.addresses.iter().all(|it| found.contains(it)) {
@@ -230,9 +230,13 @@ async fn fixed(
     };
     let addresses = addressing.addresses.iter().map(Cidr::address);
     let watched = addresses.map(|address| claims::watch(source, one, link, address));
+    let watched = async {
+        futures::future::join_all(watched).await;
+        std::future::pending().await
+    };
     tokio::select! {
         end = exists => end,
-        _ = futures::future::join_all(watched) => std::future::pending().await,
+        end = watched => end,
     }
 }
 
@@ -282,36 +286,58 @@ async fn automatic(
     tokio::pin!(run);
     let mut lease = None;
     let mut told = None;
+    let Some(mut kernels) = Kernels::read(netlink, link).await? else {
+        return Ok(Gone);
+    };
     loop {
-        let links = netlink.list_links().await?;
-        let Some(now) = links.iter().find(|it| it.index == link.index) else {
-            return Ok(Gone);
-        };
-        let advertised = netlink.advertised(link.index).await?;
-        let advertised = advertised.iter().filter(|it| it.usable);
-        let advertised: Vec<Cidr> = advertised.map(|it| it.address).collect();
-        let has_router = netlink.has_advertised_router(link.index).await?;
-        let mut seen = seen(now, lease.as_ref(), advertised);
-        seen.leads_out |= leads_out || has_router;
+        let mut seen = seen(&kernels, lease.as_ref());
+        seen.leads_out |= leads_out;
         if told.as_ref() != Some(&seen) {
             source.tell(one, News::Has(seen.clone())).await;
             told = Some(seen);
         }
         tokio::select! {
             error = &mut run => return Err(error.into()),
-            Some(news) = leases.recv() => {
-                if news.is_none() {
-                    tracing::warn!(interface = link.name, "lost the DHCP lease");
+            Some(news) = leases.recv() => lease = news,
+            changed = monitor.changed() => {
+                changed?;
+                match Kernels::read(netlink, link).await? {
+                    Some(now) => kernels = now,
+                    None => return Ok(Gone),
                 }
-                lease = news;
             }
-            changed = monitor.changed() => changed?,
         }
     }
 }
 
-fn seen(link: &Link, lease: Option<&Lease>, advertised: Vec<Cidr>) -> Seen {
+/// What the kernel knows of an interface by itself.
+struct Kernels {
+    link: Link,
+    /// The addresses that routers have advertised and that can be used.
+    advertised: Vec<Cidr>,
+    has_router: bool,
+}
+
+impl Kernels {
+    /// `None` if the interface does not exist any more.
+    async fn read(netlink: &Netlink, link: &Link) -> Result<Option<Self>, NetlinkError> {
+        let links = netlink.list_links().await?;
+        let Some(link) = links.into_iter().find(|it| it.index == link.index) else {
+            return Ok(None);
+        };
+        let advertised = netlink.advertised(link.index).await?;
+        let usable = advertised.iter().filter(|it| it.usable);
+        Ok(Some(Self {
+            advertised: usable.map(|it| it.address).collect(),
+            has_router: netlink.has_advertised_router(link.index).await?,
+            link,
+        }))
+    }
+}
+
+fn seen(kernels: &Kernels, lease: Option<&Lease>) -> Seen {
     let addresses = lease.map(|lease| lease.address).into_iter();
+    let link = &kernels.link;
     let has_default = |lease: &Lease| lease.routes.iter().any(|it| it.destination.prefix() == 0);
     let servers = |of: fn(&Lease) -> &Vec<std::net::Ipv4Addr>| {
         let servers = lease.into_iter().flat_map(of).copied();
@@ -319,8 +345,10 @@ fn seen(link: &Link, lease: Option<&Lease>, advertised: Vec<Cidr>) -> Seen {
     };
     Seen {
         interface: link.name.clone(),
-        addresses: addresses.chain(advertised).collect(),
-        leads_out: lease.is_some_and(has_default),
+        addresses: addresses
+            .chain(kernels.advertised.iter().copied())
+            .collect(),
+        leads_out: lease.is_some_and(has_default) || kernels.has_router,
         is_asking: lease.is_none() && link.carrier,
         mtu: link.mtu,
         nameservers: servers(|lease| &lease.name_servers),

@@ -153,7 +153,7 @@ impl Machine {
             console: self.console.clone(),
             waiting,
             owners_key,
-            address,
+            address: address.clone(),
             time: event::value().1,
             founded,
             storage: event::value().0,
@@ -166,6 +166,7 @@ impl Machine {
             enrolment_phase,
             connectivity: event::value().1,
             disowned: event::value().1,
+            address: address.clone(),
             cluster_state,
         });
         let root = self.root.clone();
@@ -480,7 +481,7 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     // Twice, with the parameters of the first enrolment.
     for _ in 0..2 {
         let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
-        boot.until(|status| matches!(status, EnrolmentStatus::Waiting(_)))
+        boot.until(|status| matches!(status, EnrolmentStatus::Waiting { .. }))
             .await;
         boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());

@@ -74,10 +74,14 @@ async fn a_node_that_has_to_wait_says_why_and_asks_again_at_a_constant_pace() {
     let machine = member(&cluster, &[&curator]);
     let boot: Boot = machine.boot(Ok(None));
     let waiting = boot
-        .until(|status| matches!(status, EnrolmentStatus::Waiting(_)))
+        .until(|status| matches!(status, EnrolmentStatus::Waiting { .. }))
         .await;
     let why = "the cluster to admit this boot: the cluster still hears another boot of this node";
-    assert_eq!(waiting, EnrolmentStatus::Waiting(why.into()));
+    let expected = EnrolmentStatus::Waiting {
+        reason: why.into(),
+        unapproved: None,
+    };
+    assert_eq!(waiting, expected);
     // With a backoff, this many attempts would take minutes.
     let asked = curator.until(|seen| seen.calls.len() >= 20);
     within_timeout("20 attempts", asked).await;

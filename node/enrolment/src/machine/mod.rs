@@ -47,7 +47,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::identity::{ClusterUnlockKey, NodeCredentials};
+use hearth_api::identity::{ClusterUnlockKey, NodeCredentials, PublicKey};
 use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::ClusterDirectory;
 use hearth_host::cluster_state::EnrolmentPhase;
@@ -224,12 +224,26 @@ pub enum EnrolmentStatus {
         reason: String,
     },
     /// An operator has to act, or time to pass; nothing is wrong.
-    Waiting(String),
+    Waiting {
+        /// For what.
+        reason: String,
+        /// The public key of this node, if an operator has to approve it.
+        unapproved: Option<PublicKey>,
+    },
     /// Stopped until the next boot, or until the owner has acted at the console; nothing was changed
     /// on the disk.
     Refused(String),
     /// Done: the node is handed over to the role server.
     Settled,
+}
+
+impl EnrolmentStatus {
+    fn waiting(reason: String) -> Self {
+        Self::Waiting {
+            reason,
+            unapproved: None,
+        }
+    }
 }
 
 /// The state of the machine.
@@ -393,13 +407,16 @@ impl State {
     fn status(&self) -> EnrolmentStatus {
         match self {
             Self::AnsweredRegistration(entering, EnteringStep::AwaitApproval { waits: true }) => {
-                EnrolmentStatus::Waiting(registering::wants_approval(entering))
+                EnrolmentStatus::Waiting {
+                    reason: registering::wants_approval(entering),
+                    unapproved: Some(entering.registering().node_key.public()),
+                }
             }
             Self::Unlocking {
                 waits: Some(reason),
                 ..
-            } => EnrolmentStatus::Waiting(reason.clone()),
-            Self::Disowned(disowned) => EnrolmentStatus::Waiting(joining::disowned(disowned)),
+            } => EnrolmentStatus::waiting(reason.clone()),
+            Self::Disowned(disowned) => EnrolmentStatus::waiting(joining::disowned(disowned)),
             Self::Refused(reason) | Self::Locked { reason, .. } => {
                 EnrolmentStatus::Refused(reason.clone())
             }

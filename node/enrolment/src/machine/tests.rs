@@ -247,7 +247,7 @@ fn what_the_cluster_waits_for_is_shown_once() {
         let (next, actions) = machine.clone().step(event(machine.turn));
         machine = next;
         let actions = actions.into_iter().map(|action| match action {
-            Action::Show(EnrolmentStatus::Waiting(reason)) => format!("waits for {reason}"),
+            Action::Show(EnrolmentStatus::Waiting { reason, .. }) => format!("waits for {reason}"),
             Action::Show(EnrolmentStatus::Retrying { reason, .. }) => format!("failed: {reason}"),
             Action::Show(status) => format!("{status:?}"),
             Action::Work(_, work) => work.to_string(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use hearth_api::identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket};
 use hearth_api::v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy};
 use hearth_host::storage::header::{Header, HeaderState, Owner, Phase};
-use hearth_parameters::Register;
+use hearth_parameters::{Network, Register};
 
 use super::super::sealed::{Answer, Asking, Stored};
 use super::super::{EnrolmentId, testing};
@@ -390,7 +390,7 @@ impl World {
             cluster_ca: register.ca.clone(),
             asking: Asking::from(register),
             answer: None,
-            network: None,
+            network: Network::default(),
         }
     }
 
@@ -507,7 +507,7 @@ impl Cluster {
                 ca: ca(CA),
                 labels: Vec::new(),
             }),
-            network: None,
+            network: Network::default(),
             wipe: wipe.map(|enrolment| EnrolmentId::from_bytes([enrolment; 16])),
             time_servers: Vec::new(),
         }))

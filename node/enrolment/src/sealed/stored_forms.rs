@@ -10,7 +10,7 @@ use hearth_api::v1::{
     cluster_directory, network_config, node_roles,
 };
 use hearth_host::layout::Root;
-use hearth_parameters::ClusterSeed;
+use hearth_parameters::{ClusterSeed, Network};
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn identity() -> Identity {
         tpm_usage: TpmUsage::PresentButUnused,
         cold_start_policy: ColdStartPolicy::Owner,
         key_epoch: 3,
-        network: Some(network()),
+        network: network(),
     }
 }
 
@@ -83,7 +83,7 @@ fn founding() -> Founding {
             tpm_usage: TpmUsage::NotPresent,
             cold_start_policy: ColdStartPolicy::None,
             key_epoch: 0,
-            network: None,
+            network: Network::default(),
             ..identity()
         },
         node_key: NodeKey::from_seed([0x66; 32]),
@@ -158,7 +158,7 @@ fn registering() -> Registering {
             labels: labels(),
         },
         answer: None,
-        network: Some(network()),
+        network: network(),
     }
 }
 
@@ -170,7 +170,7 @@ fn answered() -> Registering {
             tpm_usage: TpmUsage::PresentAndUsed,
             cold_start_policy: ColdStartPolicy::Tpm,
         }),
-        network: None,
+        network: Network::default(),
         ..registering()
     }
 }

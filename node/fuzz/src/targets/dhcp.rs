@@ -57,6 +57,7 @@ fn is_sound(lease: &Lease) {
     assert!(lease.mtu.is_none_or(|mtu| mtu >= 576), "{lease:?}");
     let servers = lease.name_servers.len().max(lease.time_servers.len());
     assert!(servers <= 8 && lease.routes.len() <= 32, "{lease:?}");
+    assert!(lease.domains.len() <= 6, "{lease:?}");
 }
 
 fn seeds() -> Seeds {
@@ -77,6 +78,7 @@ fn seeds() -> Seeds {
         &[6, 8, 10, 0, 0, 1, 10, 0, 0, 3, 42, 4, 10, 0, 0, 4],
         &[26, 2, 5, 220, 15, 3, b'l', b'a', b'n'],
         &[121, 14, 0, 10, 0, 0, 1, 24, 10, 9, 8, 10, 0, 0, 7, 0],
+        &[119, 9, 3, b'l', b'a', b'n', 0, 1, b'a', 0xc0, 0],
         &[52, 1, 3],
     ]
     .concat();

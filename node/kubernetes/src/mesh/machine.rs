@@ -258,6 +258,8 @@ mod tests {
             index: 1,
             name: name.to_owned(),
             mac: None,
+            permanent_mac: None,
+            controller: None,
             kind,
             up: true,
             carrier: true,

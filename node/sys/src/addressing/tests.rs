@@ -154,7 +154,8 @@ fn it_is_applied_again_changed_and_removed() {
             let link = netlink.link_named(name).await.unwrap();
             netlink.set_up(link.index).await.unwrap();
         }
-        let index = netlink.link_named("one").await.unwrap().index;
+        let link = netlink.link_named("one").await.unwrap();
+        let index = link.index;
         // A lease of some providers: one address, a gateway elsewhere, the default route first.
         let first = Addressing {
             mtu: Some(1400),
@@ -169,7 +170,7 @@ fn it_is_applied_again_changed_and_removed() {
         };
         let none = Addressing::default();
         for before in [&none, &first] {
-            first.apply(&netlink, index, before).await.unwrap();
+            first.apply(&netlink, &link, before).await.unwrap();
             let addresses = netlink.addresses(index).await.unwrap();
             for address in &first.addresses {
                 assert!(addresses.contains(address), "{addresses:?}");
@@ -183,7 +184,7 @@ fn it_is_applied_again_changed_and_removed() {
             assert_eq!(netlink.link(index).await.unwrap().mtu, 1400);
         }
         let second = addressing(&["10.0.0.6/24"], &[(DEFAULT, "10.0.0.1")]);
-        second.apply(&netlink, index, &first).await.unwrap();
+        second.apply(&netlink, &link, &first).await.unwrap();
         let addresses = netlink.addresses(index).await.unwrap();
         assert!(addresses.contains(&second.addresses[0]), "{addresses:?}");
         for old in &first.addresses {
@@ -208,14 +209,14 @@ fn a_route_that_the_kernel_refuses_costs_no_other_one() {
             return;
         }
         let netlink = Netlink::open().unwrap();
-        let index = netlink.link_named("one").await.unwrap().index;
-        netlink.set_up(index).await.unwrap();
+        let link = netlink.link_named("one").await.unwrap();
+        netlink.set_up(link.index).await.unwrap();
         // The broadcast address is no gateway.
         let odd = addressing(
             &["10.0.0.5/24"],
             &[("203.0.113.0/24", "10.0.0.255"), (DEFAULT, "10.0.0.1")],
         );
-        let error = odd.apply(&netlink, index, &Addressing::default()).await;
+        let error = odd.apply(&netlink, &link, &Addressing::default()).await;
         let error = error.unwrap_err().to_string();
         assert!(error.contains("203.0.113.0/24"), "{error}");
         assert!(routes_of_kernel().contains("00000000\t0100000A"));

@@ -54,7 +54,7 @@ use tokio::time::Instant;
 
 use super::addressing::Addressing;
 use super::cidr::Cidr;
-use super::netlink::{LinkMonitor, Netlink, NetlinkError, Route};
+use super::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
 use super::random;
 use super::raw::{self, Watched};
 use duplicates::Duplicates;
@@ -178,8 +178,7 @@ pub async fn run(
 
 /// The DHCP client of one interface.
 pub struct Client {
-    interface: String,
-    index: u32,
+    link: Link,
     options: Options,
     netlink: Netlink,
     monitor: LinkMonitor,
@@ -222,8 +221,7 @@ impl Client {
         let machine = Machine::new(mac, Box::new(random::number));
         Ok(Self {
             reserved: options.reserved.watch(),
-            interface: interface.to_owned(),
-            index: link.index,
+            link,
             options,
             netlink,
             monitor,
@@ -248,7 +246,7 @@ impl Client {
 
     async fn step(&mut self, on_lease: &mut impl FnMut(Option<&Lease>)) -> Result<(), DhcpError> {
         self.machine.set_host_name((self.options.host_name)());
-        let carrier = self.netlink.link(self.index).await;
+        let carrier = self.netlink.link(self.link.index).await;
         let carrier = carrier
             .map_err(|source| self.netlink_failed(source))?
             .carrier;
@@ -269,14 +267,14 @@ impl Client {
                 }
                 frame = receive(&self.socket) => {
                     let frame = frame.map_err(|source| DhcpError::Socket {
-                        interface: self.interface.clone(),
+                        interface: self.link.name.clone(),
                         step: "receive",
                         source,
                     })?;
                     match wire::parse(&frame) {
                         Ok(reply) => self.machine.received(&reply, Instant::now()),
                         Err(flaw) => {
-                            tracing::debug!(interface = %self.interface, %flaw, "ignored an invalid DHCP message");
+                            tracing::debug!(interface = %self.link.name, %flaw, "ignored an invalid DHCP message");
                             Vec::new()
                         }
                     }
@@ -313,26 +311,26 @@ impl Client {
                     self.renewing = None;
                     self.configure(&lease).await?;
                     if self.configured.as_ref() != Some(&lease) {
-                        tracing::info!(interface = %self.interface, address = %lease.address, server = %lease.server, "got a DHCP lease");
+                        tracing::info!(interface = %self.link.name, address = %lease.address, server = %lease.server, "got a DHCP lease");
                     }
                     self.duplicates
-                        .watch(self.index, self.machine.mac(), &lease);
+                        .watch(self.link.index, self.machine.mac(), &lease);
                     on_lease(Some(&lease));
                     self.configured = Some(lease);
                 }
                 Action::Unconfigure => {
                     self.renewing = None;
                     self.duplicates.stop();
-                    tracing::warn!(interface = %self.interface, "lost the DHCP lease");
+                    tracing::warn!(interface = %self.link.name, "lost the DHCP lease");
                     if self.configured.take().is_some() {
                         let applied = std::mem::take(&mut self.applied);
-                        let done = applied.remove(&self.netlink, self.index).await;
+                        let done = applied.remove(&self.netlink, self.link.index).await;
                         done.map_err(|source| self.netlink_failed(source))?;
                     }
                     on_lease(None);
                 }
                 Action::Refuse { offer, reserved } => {
-                    tracing::warn!(interface = %self.interface, server = %offer.server, "refused a DHCP offer: its address {} is in {reserved}, which is used for pods and services", offer.address);
+                    tracing::warn!(interface = %self.link.name, server = %offer.server, "refused a DHCP offer: its address {} is in {reserved}, which is used for pods and services", offer.address);
                 }
             }
         }
@@ -343,7 +341,7 @@ impl Client {
         let address = self.configured.as_ref().map(|lease| lease.address);
         let address = address.map(|it| it.to_string()).unwrap_or_default();
         let by = claim.by.map(|byte| format!("{byte:02x}")).join(":");
-        tracing::warn!(interface = %self.interface, address, by, "another machine uses the address of the DHCP lease");
+        tracing::warn!(interface = %self.link.name, address, by, "another machine uses the address of the DHCP lease");
         if claim.is_new {
             return self.machine.conflict(Instant::now());
         }
@@ -354,39 +352,39 @@ impl Client {
     fn broadcast(&self, message: &[u8]) {
         let frame = wire::broadcast(self.machine.mac(), message);
         if let Err(error) = self.socket.write(&frame) {
-            tracing::debug!(interface = %self.interface, %error, "cannot send a DHCP message");
+            tracing::debug!(interface = %self.link.name, %error, "cannot send a DHCP message");
         }
     }
 
     fn unicast(&mut self, from: Ipv4Addr, server: Ipv4Addr, message: &[u8]) {
         if self.renewing.is_none() {
-            self.renewing = renewing_socket(&self.interface, from)
+            self.renewing = renewing_socket(&self.link.name, from)
                 .inspect_err(|error| {
-                    tracing::debug!(interface = %self.interface, %error, "cannot open a socket to renew the lease");
+                    tracing::debug!(interface = %self.link.name, %error, "cannot open a socket to renew the lease");
                 })
                 .ok();
         }
         if let Some(socket) = &self.renewing
             && let Err(error) = socket.send_to(message, (server, wire::SERVER_PORT))
         {
-            tracing::debug!(interface = %self.interface, %error, "cannot send a DHCP message");
+            tracing::debug!(interface = %self.link.name, %error, "cannot send a DHCP message");
         }
     }
 
     async fn configure(&mut self, lease: &Lease) -> Result<(), DhcpError> {
         let wanted = self.wanted(lease);
         let before = std::mem::replace(&mut self.applied, wanted);
-        let (netlink, index) = (&self.netlink, self.index);
-        let Err(error) = self.applied.apply(netlink, index, &before).await else {
+        let netlink = &self.netlink;
+        let Err(error) = self.applied.apply(netlink, &self.link, &before).await else {
             return Ok(());
         };
-        let addresses = netlink.addresses(index).await;
+        let addresses = netlink.addresses(self.link.index).await;
         if !addresses.is_ok_and(|all| all.contains(&lease.address)) {
             return Err(self.netlink_failed(error));
         }
         // One invalid route must not cost the node its address.
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        tracing::warn!(interface = %self.interface, %error, cause, "cannot configure all of the lease");
+        tracing::warn!(interface = %self.link.name, %error, cause, "cannot configure all of the lease");
         Ok(())
     }
 
@@ -396,7 +394,7 @@ impl Client {
         let is_refused = |route: &&LeasedRoute| {
             let network = reserved.iter().find(|it| it.covers(&route.destination));
             network.is_some_and(|network| {
-                tracing::warn!(interface = %self.interface, server = %lease.server, "refused the route to {} of the lease: it is in {network}, which is used for pods and services", route.destination);
+                tracing::warn!(interface = %self.link.name, server = %lease.server, "refused the route to {} of the lease: it is in {network}, which is used for pods and services", route.destination);
                 true
             })
         };
@@ -416,7 +414,7 @@ impl Client {
 
     fn netlink_failed(&self, source: NetlinkError) -> DhcpError {
         DhcpError::Netlink {
-            interface: self.interface.clone(),
+            interface: self.link.name.clone(),
             source,
         }
     }

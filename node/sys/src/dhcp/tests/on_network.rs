@@ -21,7 +21,16 @@ struct Behaviour {
     refuses: bool,
     /// The server's machine uses the address that it grants.
     has_address: bool,
+    /// It grants a route to 10.208.0.0/13.
+    leads_astray: bool,
 }
+
+const USUAL: Behaviour = Behaviour {
+    seconds: 600,
+    refuses: false,
+    has_address: false,
+    leads_astray: false,
+};
 
 /// The received messages: the type, and whether by unicast.
 type Seen = (Kind, bool);
@@ -125,7 +134,13 @@ fn handle(
         Kind::Decline => return,
         other => panic!("{other:?}"),
     };
-    let answer = answer(&query, kind, behaviour.seconds).encode();
+    let mut answer = answer(&query, kind, behaviour.seconds);
+    if behaviour.leads_astray {
+        let [a, b, c, d] = ROUTER.octets();
+        let routes = [0, a, b, c, d, 13, 10, 208, a, b, c, d];
+        answer.set(code::CLASSLESS_ROUTES, &routes);
+    }
+    let answer = answer.encode();
     let mac = query.mac;
     let from = ([2, 0, 0, 0, 0, 1], SERVER, wire::SERVER_PORT);
     let frame = wire::frame(from, (mac, ADDRESS, wire::CLIENT_PORT), &answer);
@@ -144,8 +159,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
     in_own_network(async {
         let first = Behaviour {
             seconds: 3,
-            refuses: false,
-            has_address: false,
+            ..USUAL
         };
         let Some(mut server) = serve(first).await else {
             return;
@@ -224,9 +238,8 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
 fn an_address_that_another_machine_uses_is_declined() {
     in_own_network(async {
         let careless = Behaviour {
-            seconds: 600,
-            refuses: false,
             has_address: true,
+            ..USUAL
         };
         let Some(mut server) = serve(careless).await else {
             return;
@@ -247,6 +260,49 @@ fn an_address_that_another_machine_uses_is_declined() {
         tokio::select! {
             error = client.run(|lease| told.send_modify(|all| all.push(lease.is_some()))) => panic!("{error}"),
             () = declined => {}
+        }
+    });
+}
+
+/// The networks of pods become known after the lease.
+#[test]
+fn routes_to_reserved_networks_go_when_they_are_known() {
+    in_own_network(async {
+        let astray = Behaviour {
+            leads_astray: true,
+            ..USUAL
+        };
+        let Some(_server) = serve(astray).await else {
+            return;
+        };
+        let (known, reserved) = event::value();
+        let options = Options {
+            reserved,
+            ..Options::default()
+        };
+        let mut client = Client::open("client", options).await.unwrap();
+        let told = tokio::sync::watch::Sender::new(0);
+        let mut leases = told.subscribe();
+        let routes = || std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
+        let checked = async {
+            within("the lease", leases.wait_for(|count| *count == 1))
+                .await
+                .unwrap();
+            let table = routes();
+            assert!(table.contains("0000D00A\tFE004D0A"), "{table}");
+            known.set(vec!["10.208.0.0/12".parse().unwrap()]);
+            within("its routes", leases.wait_for(|count| *count == 2))
+                .await
+                .unwrap();
+            let table = routes();
+            assert!(
+                !table.contains("0000D00A") && table.contains("00000000\tFE004D0A"),
+                "{table}"
+            );
+        };
+        tokio::select! {
+            error = client.run(|_| told.send_modify(|count| *count += 1)) => panic!("{error}"),
+            () = checked => {}
         }
     });
 }
