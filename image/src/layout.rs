@@ -49,6 +49,18 @@ pub const STATE_NOTE: &str = "hearth/README.txt";
 /// Its text.
 pub const STATE_NOTE_TEXT: &str =
     "The state of a Hearth node. It is bound to this machine: do not change or copy it.\n";
+/// The files in which the node keeps its state, blank: it never has to create one, so that a power cut finds no half of a
+/// directory entry. Each state has two.
+pub const STATE_FILES: [&str; 6] = [
+    "hearth/boot_record.0",
+    "hearth/boot_record.1",
+    "hearth/cluster_directory.0",
+    "hearth/cluster_directory.1",
+    "hearth/sealed_configuration.0",
+    "hearth/sealed_configuration.1",
+];
+/// Their size in bytes, which is enough for a cluster of a hundred nodes. Larger states make them grow.
+pub const STATE_FILE_SIZE: usize = 16 << 10;
 /// Path of the node's parameters on it.
 pub const PARAMETERS: &str = "hearth/parameters.pb";
 
@@ -109,6 +121,11 @@ pub fn disk(
 ) -> Result<Disk, DiskError> {
     let note = Content::Bytes(STATE_NOTE_TEXT.into());
     let mut files = BTreeMap::from([(STATE_NOTE.to_owned(), note)]);
+    let blank = STATE_FILES.map(|path| {
+        let zeros = Content::Bytes(vec![0; STATE_FILE_SIZE]);
+        (path.to_owned(), zeros)
+    });
+    files.extend(blank);
     if let Some(bytes) = parameters {
         files.insert(PARAMETERS.to_owned(), Content::Bytes(bytes.to_vec()));
     }

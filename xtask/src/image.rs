@@ -537,6 +537,7 @@ mod tests {
         assert_eq!(layout::SLOT_LABELS, names::disk::SLOT_LABELS);
         assert_eq!(layout::SLOT_BLOCK, names::disk::SLOT_BLOCK);
         assert_eq!(layout::PARAMETERS, names::ESP_PARAMETERS);
+        assert_eq!(layout::STATE_FILES, names::disk::ESP_STATE_FILES);
         let name: ExtensionName = names::EXTENSION_KUBERNETES.parse().unwrap();
         let mounted = format!("{}/{}", names::EXTENSIONS, name.as_str());
         assert_eq!(hearth_bundle::MOUNTED_AT, mounted);

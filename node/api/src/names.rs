@@ -113,6 +113,15 @@ pub mod disk {
     pub const ESP_LABEL: &str = "HEARTH-ESP";
     /// The parameters' path on it.
     pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
+    /// The files in which a node keeps its state, in the ESP's root. An image has them, blank.
+    pub const ESP_STATE_FILES: [&str; 6] = [
+        "hearth/boot_record.0",
+        "hearth/boot_record.1",
+        "hearth/cluster_directory.0",
+        "hearth/cluster_directory.1",
+        "hearth/sealed_configuration.0",
+        "hearth/sealed_configuration.1",
+    ];
     /// Partition type of the data partition: Hearth's own, so that no other system mounts it
     /// automatically.
     pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");

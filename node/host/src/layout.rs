@@ -755,6 +755,15 @@ mod tests {
                 "/esp/hearth/sealed_configuration.1"
             ]
         );
+        let esp = &root.esp;
+        let states = [
+            esp.boot_record(),
+            esp.cluster_directory(),
+            esp.sealed_configuration(),
+        ];
+        let states = states.iter().flat_map(StateFile::paths).map(shown);
+        let expected = names::disk::ESP_STATE_FILES.map(|path| format!("/esp/{path}"));
+        assert!(states.eq(expected), "an image has them");
         let credentials = root.data.node().credentials();
         assert_eq!(shown(credentials.ca()), "/data/node/credentials/ca");
         assert_eq!(

@@ -294,9 +294,7 @@ async fn comes_back(
             "it knows nothing, and has said {said:?} before\n{told}"
         );
         cluster.node(2).cut().await?;
-        // It was powered on with the second, which may have refused before.
-        cluster.node(1).serves().await?;
-        cluster.log_in().await?;
+        log_in(cluster).await?;
         cluster.register(&[2]).await?;
         after = After::Begins;
         step = next(cluster).await?;
@@ -305,6 +303,7 @@ async fn comes_back(
         Step::IsHome => {}
         Step::Waits(key) => {
             ensure!(!has_said(Statement::Home), "it was HOME, and registers");
+            log_in(cluster).await?;
             // Also if it was approved: it may ask for that before it has heard so.
             let operator = cluster.owner().once();
             let approved = retry_unavailable(|| operator.approve(key.clone())).await;
@@ -328,6 +327,13 @@ async fn comes_back(
         cluster.voters_with(&[1, 2]).await?;
     }
     Ok(after)
+}
+
+/// Connects to the first machine, which was powered on with the second: it may not serve yet, and earlier connections are
+/// to the machine before the cut.
+async fn log_in(cluster: &mut Cluster) -> Outcome {
+    cluster.node(1).serves().await?;
+    cluster.log_in().await
 }
 
 /// What the second machine does first.

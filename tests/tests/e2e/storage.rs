@@ -262,10 +262,11 @@ async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Out
     test.passed()
 }
 
-/// Inverts a bit in the middle.
+/// Inverts a bit in the middle of what is not blank: a state is followed by zeros.
 fn flipped(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let middle = bytes.len() / 2;
+    let end = bytes.iter().rposition(|byte| *byte != 0);
+    let middle = end.unwrap_or_default() / 2;
     bytes[middle] ^= 1;
     bytes
 }

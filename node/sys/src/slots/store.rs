@@ -32,13 +32,15 @@ pub trait SlotStore {
 
 /// A slot in a file with a fixed name.
 ///
-/// The file is overwritten in place and not truncated first: on a full file system an update of the
-/// same size needs no new block.
+/// A file of zeros is absent: that is how images have it. The file is overwritten in place, and is neither
+/// truncated, nor shortened, nor removed: on a full file system an update needs no new block, and on FAT
+/// nothing but the file's own blocks and one entry changes.
 ///
-/// On FAT the entry of a file and the chain of its blocks are in different places. Written together,
-/// a power cut may leave the entry without the chain, and Linux then makes the file system
-/// read-only, for good: nothing could be saved any more. So the chain is durable before the entry
-/// refers to it. A chain without an entry is only lost space.
+/// The entries of a directory on FAT and the chains of blocks are in different places, and the entries of one
+/// long name may be in two sectors. A power cut while they change may leave a part of them, and
+/// Linux then makes the file system read-only, for good: nothing could be saved any more. Where a file
+/// does not exist, or is too short, its chain is durable before an entry refers to it. A chain
+/// without an entry is only lost space.
 #[derive(Debug)]
 pub struct FileSlot {
     path: PathBuf,
@@ -73,9 +75,15 @@ fn reserve(file: &File, length: u64) -> io::Result<bool> {
     }
 }
 
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
 impl SlotStore for FileSlot {
     fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        files::read_limited(&self.path, self.capacity() as u64).map_err(io::Error::other)
+        let limit = self.capacity() as u64;
+        let content = files::read_limited(&self.path, limit).map_err(io::Error::other)?;
+        Ok(content.filter(|bytes| bytes.is_empty() || !is_blank(bytes)))
     }
 
     fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -85,11 +93,15 @@ impl SlotStore for FileSlot {
             .truncate(false)
             .mode(files::PRIVATE_FILE)
             .open(&self.path)?;
+        let former = file.metadata()?.len().min(self.capacity() as u64) as usize;
         if reserve(&file, bytes.len() as u64)? {
             files::sync_dir(self.directory()).map_err(io::Error::other)?;
         }
         file.write_all_at(bytes, 0)?;
-        file.set_len(bytes.len() as u64)?;
+        if let Some(rest) = former.checked_sub(bytes.len()) {
+            // Nothing of an older, longer state remains on the disk.
+            file.write_all_at(&vec![0; rest], bytes.len() as u64)?;
+        }
         file.sync_all()?;
         // The name must be durable as well. Always sync it, since the creation of the file may have
         // been interrupted before this step.
@@ -102,7 +114,10 @@ impl SlotStore for FileSlot {
                 let length = file.metadata()?.len().min(self.capacity() as u64);
                 file.write_all_at(&vec![0; length as usize], 0)?;
                 file.sync_all()?;
-                fs::remove_file(&self.path)?;
+                // An empty file is damaged, not absent.
+                if length == 0 {
+                    fs::remove_file(&self.path)?;
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if !self.directory().exists() {
@@ -160,7 +175,7 @@ impl SlotStore for RegionSlot {
     fn read(&self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; self.length];
         File::open(&self.device)?.read_exact_at(&mut bytes, self.offset)?;
-        Ok(bytes.iter().any(|byte| *byte != 0).then_some(bytes))
+        Ok((!is_blank(&bytes)).then_some(bytes))
     }
 
     fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -210,5 +225,30 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), [7; 5000]);
         assert!(reserve(&file, 50_000).unwrap());
         assert_eq!(fs::read(&path).unwrap(), [7; 5000]);
+    }
+
+    #[test]
+    fn a_file_that_is_there_from_the_start_keeps_its_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("slot");
+        fs::write(&path, [0; 4096]).unwrap();
+        let mut slot = FileSlot::new(path.clone());
+        assert_eq!(slot.read().unwrap(), None);
+        for content in [&[7; 3000][..], &[8; 100]] {
+            slot.write_sync(content).unwrap();
+            let found = slot.read().unwrap().unwrap();
+            assert_eq!(found.len(), 4096);
+            assert!(found.starts_with(content) && is_blank(&found[content.len()..]));
+        }
+        slot.erase_sync().unwrap();
+        assert_eq!(slot.read().unwrap(), None);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4096);
+        slot.write_sync(&[9; 5000]).unwrap();
+        assert_eq!(slot.read().unwrap().unwrap(), [9; 5000]);
+        // One that is empty was not made by an image.
+        fs::write(&path, []).unwrap();
+        assert_eq!(slot.read().unwrap().unwrap(), []);
+        slot.erase_sync().unwrap();
+        assert!(!path.exists());
     }
 }
