@@ -23,7 +23,6 @@ mod work;
 
 pub(crate) use copy::CopyError;
 pub(crate) use device::{Device, Host};
-pub(crate) use layout::Layout;
 pub(crate) use target::{Target, TargetError};
 pub(crate) use work::{Done, Image, Work, WorkError};
 

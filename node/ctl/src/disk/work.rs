@@ -57,6 +57,20 @@ impl WorkError {
 pub(crate) struct Image {
     pub file: File,
     pub layout: Layout,
+    /// Its own.
+    pub parameters: Option<Vec<u8>>,
+}
+
+impl Image {
+    /// Reads what is needed of an image.
+    pub(crate) fn read(file: File) -> Result<Self, WorkError> {
+        let layout = Layout::of(&file)?;
+        Ok(Self {
+            parameters: read_parameters(&file, &layout)?,
+            layout,
+            file,
+        })
+    }
 }
 
 /// What is to be done.
@@ -94,29 +108,27 @@ impl Work {
         let had = match (&self.image, &self.target) {
             (Some(image), Target::Device(device)) => {
                 let disk = open(&self.target)?;
-                let had = read_parameters(&image.file, &image.layout)?;
                 let size = Some(device.size);
                 done.copied = Some(self.job(image, &disk, size, stop, progress).run()?);
                 // It is also refused for a device that cannot have partitions.
                 done.is_stale = block::reread_partitions(&disk)
                     .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
                 done.parameters = self.read_back(&disk)?;
-                had
+                image.parameters.is_some()
             }
             (Some(image), Target::File { path, .. }) => {
-                let had = read_parameters(&image.file, &image.layout)?;
-                let is_secret = had.is_some() || self.parameters.is_some();
+                let is_secret = image.parameters.is_some() || self.parameters.is_some();
                 let file = new_file(path, is_secret)?;
                 let disk = file.as_file();
                 done.copied = Some(self.job(image, disk, None, stop, progress).run()?);
                 done.parameters = self.read_back(disk)?;
                 publish(file, path)?;
-                had
+                image.parameters.is_some()
             }
             (None, _) => {
                 let disk = open(&self.target)?;
                 let layout = Layout::of(&disk)?;
-                let had = read_parameters(&disk, &layout)?;
+                let had = read_parameters(&disk, &layout)?.is_some();
                 if let Some(parameters) = &self.parameters {
                     write_parameters(&disk, &layout, parameters)?;
                 }
@@ -125,7 +137,7 @@ impl Work {
                 had
             }
         };
-        done.has_replaced = had.is_some() && self.parameters.is_some();
+        done.has_replaced = had && self.parameters.is_some();
         Ok(done)
     }
 

@@ -268,6 +268,14 @@ async fn what_cannot_be_right_is_refused_before_anything_is_written() {
     let (_, expected) = f.fails(&["parameters", "check", text(&parameters)]).await;
     assert_eq!(why, expected);
 
+    // Those in the image are no better.
+    let wrong = f.path("wrong.img");
+    fs::rename(f.image(Some(b"?"), SectorSize::B512), &wrong).expect("renamed");
+    let (code, why) = write(&wrong, &target, &[]).await;
+    assert_eq!(code, 1);
+    assert!(why.contains("cannot use the parameters in"), "{why}");
+    let image = f.image(None, SectorSize::B512);
+
     let (code, why) = write(&image, &image, &[]).await;
     assert_eq!(code, 5);
     assert!(why.contains("it is the image itself"), "{why}");
@@ -404,7 +412,7 @@ async fn devices_that_are_used_or_do_not_fit_are_refused() {
         let args = ["image", "write", text(&image), text(&device.path), "--yes"];
         let (code, why) = f.refused(&args).await;
         assert_eq!(code, 5, "{why}");
-        assert!(why.contains(wanted), "{why}");
+        assert!(why.contains(wanted) && !why.contains("incomplete"), "{why}");
         drop(exclusive.expect("opened"));
         let blocks = fs::metadata(&device.file).expect("there").blocks();
         assert_eq!(blocks, 0, "something was written");

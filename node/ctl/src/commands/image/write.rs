@@ -15,7 +15,9 @@ use hearth_parameters::MAX_SIZE;
 use super::super::parameters::refused;
 use super::super::{print, print_json, tell};
 use crate::args::{Format, SetParameters, Sure, Write};
-use crate::disk::{CopyError, Device, Host, Image, Layout, Target, Work, WorkError, size_text};
+use crate::disk::{
+    CopyError, Device, Host, Image, Target, TargetError, Work, WorkError, size_text,
+};
 use crate::failure::{Failure, Kind};
 use crate::files;
 use crate::output::WrittenDisk;
@@ -23,12 +25,16 @@ use crate::output::WrittenDisk;
 pub(super) async fn image(wanted: Write) -> Result<(), Failure> {
     let parameters = wanted.parameters.as_deref().map(accepted).transpose()?;
     let image = open(&wanted.image)?;
+    if let (None, Some(own)) = (&parameters, &image.parameters) {
+        hearth_parameters::parse(own).map_err(|problem| {
+            let what = format!("use the parameters in {}", wanted.image.display());
+            Failure::invalid(what, problem).advise("to replace them: --parameters FILE")
+        })?;
+    }
     let what = format!("write the image to {}", wanted.target.display());
     let target = Target::of(&Host::this(), &wanted.target).map_err(refusal(&what))?;
-    image
-        .file
-        .metadata()
-        .map_err(crate::disk::TargetError::Look)
+    let metadata = image.file.metadata().map_err(TargetError::Look);
+    metadata
         .and_then(|metadata| target.check_is_not(&metadata))
         .map_err(refusal(&what))?;
     let loss = match &target {
@@ -89,8 +95,7 @@ fn open(path: &Path) -> Result<Image, Failure> {
     if !is_file {
         return Err(failed().because("expected a regular file"));
     }
-    let layout = Layout::of(&file).map_err(|error| failed().because(error))?;
-    Ok(Image { file, layout })
+    Image::read(file).map_err(|error| failed().because(error))
 }
 
 fn refusal<E>(what: &str) -> impl Fn(E) -> Failure
@@ -158,8 +163,12 @@ async fn run(what: String, work: Work, form: Format) -> Result<(), Failure> {
             WorkError::Copy(CopyError::Interrupted) => Kind::Interrupted,
             _ => Kind::Local,
         };
+        let left = left_behind(&work, &error);
         let failure = Failure::new(kind, &what).because(error);
-        failure.advise(left_behind(&work))
+        match left {
+            Some(left) => failure.advise(left),
+            None => failure,
+        }
     })?;
     if done.is_stale {
         eprintln!(
@@ -169,13 +178,7 @@ async fn run(what: String, work: Work, form: Format) -> Result<(), Failure> {
         );
     }
     let parsed = done.parameters.as_deref().map(hearth_parameters::parse);
-    // Only those of the image were not checked.
-    let parsed = parsed.transpose().map_err(|problem| {
-        Failure::invalid(&what, problem).advise(
-            "the image was written, but a machine would refuse its parameters: replace them, with \
-             `hearthctl image set-parameters`",
-        )
-    })?;
+    let parsed = parsed.transpose().map_err(refusal(&what))?;
     let written = WrittenDisk::new(&work.target, &done, parsed.as_ref());
     match form {
         Format::Table => print(&written.text()),
@@ -183,15 +186,18 @@ async fn run(what: String, work: Work, form: Format) -> Result<(), Failure> {
     }
 }
 
-/// The state of a target to which not everything was done.
-fn left_behind(work: &Work) -> String {
+/// The state of a target to which not everything was done; nothing if nothing was.
+fn left_behind(work: &Work, error: &WorkError) -> Option<String> {
+    if let WorkError::Target(_) | WorkError::Layout(_) = error {
+        return None;
+    }
     let path = work.target.path().display();
-    match (&work.image, &work.target) {
+    Some(match (&work.image, &work.target) {
         (None, _) => format!("the parameters on {path} may be incomplete: write them again"),
         (Some(_), Target::Device(_)) => {
-            format!("{path} may be incomplete, and what was on it lost: write the image again")
+            format!("{path} is incomplete, and what was on it may be lost: write the image again")
         }
         (Some(_), Target::File { size: None, .. }) => format!("{path} was not made"),
         (Some(_), Target::File { size: Some(_), .. }) => format!("{path} is as it was"),
-    }
+    })
 }
