@@ -43,6 +43,7 @@ pub mod random;
 mod raw;
 pub mod rcu;
 pub mod slots;
+pub mod smbios;
 pub mod static_network;
 pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
@@ -50,6 +51,7 @@ pub mod testing;
 pub mod tpm;
 pub mod tree;
 pub mod uevents;
+pub mod volume;
 pub mod watchdog;
 pub mod wireguard;
 pub mod xfs;
