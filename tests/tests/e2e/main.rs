@@ -35,4 +35,5 @@ mod register_cuts;
 mod registration;
 mod secrets;
 mod setup;
+mod sources;
 mod storage;
