@@ -3,9 +3,8 @@
 //! It is what an operator needs to recognise a disk, read from sysfs, `/proc` and udev's database.
 //! All of it may be missing, in a container for example; only size and sector size may not.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::fs::{major, makedev, minor};
 
