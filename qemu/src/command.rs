@@ -24,6 +24,7 @@ use crate::hardware::{Card, DiskBus};
 use crate::network::{Link, Nic};
 use crate::program;
 use crate::run_dir::RunDir;
+use crate::smbios::{Smbios, System};
 use crate::tsc::Rate;
 
 /// Linux's limit for a command line on x86, including the final NUL.
@@ -73,6 +74,8 @@ pub struct Machine {
     pub more_devices: Vec<String>,
     /// fw_cfg items of the guest.
     pub fw_cfg: Vec<Item>,
+    /// What its SMBIOS table says beside what QEMU puts there.
+    pub smbios: Smbios,
     /// Whether it has a virtio random number generator.
     pub rng: bool,
     /// A TPM 2.0, see [`crate::tpm`].
@@ -210,6 +213,7 @@ impl Machine {
             nics: Vec::new(),
             more_devices: Vec::new(),
             fw_cfg: Vec::new(),
+            smbios: Smbios::default(),
             rng: true,
             tpm: None,
             watchdog: WatchdogAction::default(),
@@ -239,6 +243,7 @@ impl Machine {
             line.option("-device", device);
         }
         self.fw_cfg(&mut line, run_dir);
+        self.smbios(&mut line, run_dir);
         self.console(&mut line, run_dir);
         monitor(&mut line, run_dir, sockets);
         self.rng(&mut line);
@@ -300,6 +305,11 @@ impl Machine {
             {
                 return refuse("fw_cfg", &item.name.as_str(), "non-empty text without NUL");
             }
+        }
+        let mut strings = self.smbios.oem_strings.iter();
+        if let Some(string) = strings.find(|string| string.0.is_empty() || string.0.contains('\0'))
+        {
+            return refuse("smbios.oem_strings", string, "non-empty text without NUL");
         }
         for nic in &self.nics {
             if let Link::User(user) = &nic.link
@@ -402,6 +412,19 @@ impl Machine {
                 Content::Text(text) => options.set("string", text),
             };
             line.option("-fw_cfg", options);
+        }
+    }
+
+    fn smbios(&self, line: &mut CommandLine, run_dir: &RunDir) {
+        if let Some(System { vendor, product }) = &self.smbios.system {
+            let system = Options::with("type", "1")
+                .set("manufacturer", vendor)
+                .set("product", product);
+            line.option("-smbios", system);
+        }
+        for number in 0..self.smbios.oem_strings.len() {
+            let path = run_dir.smbios(number);
+            line.option("-smbios", Options::with("type", "11").path("path", &path));
         }
     }
 

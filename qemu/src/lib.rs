@@ -28,7 +28,7 @@
 //! | [`accel`] | KVM if it really works, else TCG |
 //! | [`tsc`] | the time-stamp counter of emulated machines |
 //! | [`program`] | QEMU itself: another one by a variable, its version |
-//! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
+//! | [`firmware`], [`disk`], [`network`], [`fw_cfg`], [`smbios`] | the parts of a machine |
 //! | [`hardware`] | the kinds of disk controllers and network cards |
 //! | [`tpm`] | the TPM, emulated by swtpm |
 //! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
@@ -66,6 +66,7 @@ pub mod phases;
 pub mod program;
 pub mod qmp;
 pub mod run_dir;
+pub mod smbios;
 pub mod tpm;
 pub mod tsc;
 pub mod vm;

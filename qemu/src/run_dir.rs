@@ -9,6 +9,7 @@
 //! | `qemu.sh` | the command, for running it by hand |
 //! | `vars.fd` | UEFI variables, kept over restarts |
 //! | `fw_cfg-N.bin` | parameters given as bytes, mode 0600 |
+//! | `smbios-N.txt` | strings of the SMBIOS table, mode 0600 |
 //! | `qmp.sock`, `control.sock` | QMP for the launcher, and for everyone else |
 //! | `tpm/`, `tpm.sock`, `tpm.log` | the TPM's state, kept over restarts, its socket, and swtpm's output |
 //! | `netN.sock` | a link to the switch's socket that card N is plugged into |
@@ -96,6 +97,11 @@ impl RunDir {
     /// The UEFI variables.
     pub fn vars(&self) -> PathBuf {
         self.file("vars.fd")
+    }
+
+    /// The file of the string for the SMBIOS table with this number.
+    pub fn smbios(&self, number: usize) -> PathBuf {
+        self.file(&format!("smbios-{number}.txt"))
     }
 
     /// The file of the fw_cfg item with this number.

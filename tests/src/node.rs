@@ -24,6 +24,7 @@ use hearth_qemu::disk::{Disk, Format};
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::smbios::Smbios;
 use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
 
@@ -44,6 +45,8 @@ pub struct Node {
     pub failpoint: Option<&'static str>,
     /// Other fw_cfg items.
     pub more_fw_cfg: Vec<Item>,
+    /// What firmware says of it at the next boot.
+    pub smbios: Smbios,
     /// The owner of the cluster, which its original parameters found.
     pub owner: Owner,
     /// Its addresses, in all of its parameters; `None`: by DHCP.
@@ -83,6 +86,16 @@ impl Node {
         log.context("what this node writes is not logged")
     }
 
+    /// A file in its folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.run_dir.file(name)
+    }
+
+    /// Attaches a further disk, as it is in this file.
+    pub fn attach(&mut self, path: &Path) {
+        self.machine.disks.push(Disk::new(path, Format::Raw));
+    }
+
     /// Takes its disk out.
     pub fn remove_disk(&mut self) {
         self.machine.disks.clear();
@@ -117,6 +130,7 @@ impl Node {
     pub async fn power_on(&self) -> anyhow::Result<Running> {
         let mut machine = self.machine.clone();
         machine.fw_cfg.clone_from(&self.more_fw_cfg);
+        machine.smbios.clone_from(&self.smbios);
         if let Some(bytes) = &self.parameters {
             let item = Item::bytes(names::FW_CFG_PARAMETERS, bytes.clone())?;
             machine.fw_cfg.push(item);

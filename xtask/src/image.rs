@@ -11,7 +11,7 @@ mod signing;
 pub(crate) use extension::{Request, of_bundle, sample};
 
 pub(crate) use hearth_image::recipe::Artifacts;
-pub(crate) use node::{build_curator_host, build_tpm_bench};
+pub(crate) use node::{build_curator_host, build_hearthctl, build_tpm_bench};
 pub(crate) use release::{VERSION, revision};
 
 use std::collections::BTreeMap;

@@ -20,6 +20,7 @@ pub(crate) enum Bound {
 const PROMISES: &[(&str, Bound)] = &[
     ("image.cpu_ratio_genimage", Bound::AtMost(1.0)),
     ("image.wall_ratio_genimage", Bound::AtMost(0.6)),
+    ("image.write_ratio_cp", Bound::AtMost(1.1)),
     ("boot.direct.home_ratio_bare", Bound::AtMost(1.3)),
     ("boot.uefi.home_ratio_bare", Bound::AtMost(1.15)),
     ("boot.direct.home_256mib", Bound::AtLeast(1.0)),

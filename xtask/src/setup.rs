@@ -173,6 +173,8 @@ fn packages(series: &str) -> Vec<Package> {
         program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
+        // Config drives that are ISO 9660.
+        program("genisoimage", "genisoimage", Needs::TEST),
         // The packet filter is tested with real packets, in network namespaces.
         program("nftables", "nft", Needs::TEST),
         program("iproute2", "ip", Needs::TEST),

@@ -143,6 +143,20 @@ pub mod fw_cfg {
     pub const FAILPOINT: &str = "opt/dev.hearth/failpoint";
 }
 
+/// Strings in the SMBIOS table, structures of type 11.
+pub mod smbios {
+    /// What a string begins with, before `=`, that has parameters in base64, or a part of them.
+    pub const PARAMETERS: &str = "dev.hearth.parameters";
+}
+
+/// A volume that is attached beside the boot disk.
+pub mod config_drive {
+    /// Its label: as long as FAT allows.
+    pub const LABEL: &str = "HEARTH-CONF";
+    /// The parameters' path on it.
+    pub const PARAMETERS: &str = "parameters.pb";
+}
+
 /// Lifetime of the lease by which a Kubernetes controller has the virtual address of the API servers. etcd has no
 /// shorter ones than 3 s with its election timeout in clusters.
 pub const API_ADDRESS_LEASE: Duration = Duration::from_secs(5);

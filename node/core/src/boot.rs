@@ -18,7 +18,7 @@ use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
-use hearth_enrolment::sealed::{SealedStore, Sealer};
+use hearth_enrolment::sealed::{SealedStore, Sealer, Stored};
 use hearth_host::boot_record::BootCounter;
 use hearth_host::bundle::Binary;
 use hearth_host::clock::BootClock;
@@ -27,13 +27,18 @@ use hearth_host::console::{report, report_once};
 use hearth_host::handover::TimeStatus;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Esp, Root};
+use hearth_host::parameters::cloud::{self, Cloud};
+use hearth_host::parameters::config_drive::ConfigDrive;
+use hearth_host::parameters::{Loaded, Sources};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::prover::Prover;
-use hearth_host::{esp, extensions, parameters};
+use hearth_host::{esp, extensions};
 use hearth_kubernetes::AUDIT_LOG;
+use hearth_sys::block::{Blocks, Disk};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::slots::SlotError;
+use hearth_sys::smbios::Smbios;
 use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, rcu, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -292,17 +297,17 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
 
     let boot_disk = esp::mount(&node.root.esp).await?.disk;
-    let fw_cfg = FwCfg::default();
+    let sources = parameter_sources(&node.root, &boot_disk);
     #[cfg(feature = "failpoints")]
-    if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
+    if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&sources.fw_cfg, report)? {
         tracing::warn!(name, "test image: failpoint armed");
     }
     // The ESP is slow, and may not respond at all.
-    let (sealed, parameters, configuration) = tokio::task::block_in_place(|| {
+    let (sealed, parameters, cloud, configuration) = tokio::task::block_in_place(|| {
         let sealed = Arc::new(SealedStore::new(&node.root.esp, sealer(&node.root)));
-        let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
+        let (parameters, cloud) = local_parameters(&sources, &sealed);
         let configuration = network::configuration(&parameters, &sealed);
-        (sealed, parameters, configuration)
+        (sealed, parameters, cloud, configuration)
     });
     let (address_writer, address) = event::value();
     let (second_address_writer, second_address) = event::value();
@@ -328,13 +333,21 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         keep_record(&ctx, &node, &cluster_state, &time)
     })?;
     let extensions = Arc::new(extensions::mount(&boot_disk, &node.root.extensions, report).await);
+    // Until they are known, nothing that follows has anything to do.
+    let parameters = match cloud {
+        Some(asked) => tokio::select! {
+            loaded = cloud::load(asked, &address, report) => loaded?,
+            () = ctx.cancelled() => return Ok(()),
+        },
+        None => parameters,
+    };
     let inputs = compose::Inputs {
         root: node.root.clone(),
         image: node.image.clone(),
         boot_disk,
         log_tree: node.log_tree.clone(),
         power: node.power.clone(),
-        parameters,
+        parameters: Arc::new(parameters),
         sealed,
         prover: prover(),
         extensions,
@@ -355,6 +368,42 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
+}
+
+/// Where this machine's parameters may be.
+fn parameter_sources(root: &Root, boot_disk: &Disk) -> Sources {
+    Sources {
+        fw_cfg: FwCfg::default(),
+        esp: root.esp.clone(),
+        smbios: Smbios::default(),
+        config_drive: ConfigDrive {
+            blocks: Blocks::default(),
+            boot_disk: boot_disk.clone(),
+            mount_point: root.ephemeral.config_drive(),
+        },
+    }
+}
+
+/// The parameters that this machine has itself, and, if it has none and needs them because it is new,
+/// the cloud whose metadata service is to be asked.
+fn local_parameters(sources: &Sources, sealed: &SealedStore) -> (Loaded, Option<Cloud>) {
+    let loaded = sources.load();
+    // One that does not open is one, too: its owner can open it.
+    let is_new = || matches!(sealed.load(), Ok(Stored::Absent | Stored::NeverCompleted));
+    if !matches!(loaded, Ok(None)) || !is_new() {
+        return (loaded, None);
+    }
+    match Cloud::of(&sources.smbios) {
+        Ok(Some(cloud)) => (loaded, Some(cloud)),
+        Ok(None) => (sources.load_when_detected(), None),
+        Err(error) => {
+            tracing::warn!(
+                "cannot tell whether this is a machine of a cloud: {}",
+                chain(&error)
+            );
+            (sources.load_when_detected(), None)
+        }
+    }
 }
 
 /// The directory is missing only on the first boot. Code that saves a file reports an error where it matters.

@@ -2,6 +2,7 @@
 //! help texts.
 
 mod cluster;
+mod image;
 mod parameters;
 mod settings;
 
@@ -13,6 +14,7 @@ use hearth_api::client::Endpoint;
 use hearth_api::names::PORT_NODE_MANAGEMENT;
 
 pub(crate) use cluster::{Cluster, Configure, FormerSetting};
+pub(crate) use image::{Image, SetParameters, Sure, Write};
 pub(crate) use parameters::{
     Bootstrap, Machine, Made, MadeFormat, Parameters, Register, ShownFormat, Source,
 };
@@ -61,7 +63,7 @@ pub(crate) enum Command {
     /// Manage nodes
     #[command(subcommand)]
     Node(Node),
-    /// Say which images nodes may boot
+    /// Write images to disks, and say which images nodes may boot
     #[command(subcommand)]
     Image(Image),
     /// Show etcd status
@@ -94,31 +96,6 @@ pub(crate) enum Command {
     /// Print the reference page
     #[command(hide = true)]
     Reference,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Image {
-    /// Trust an image
-    ///
-    /// Under the admission policy KNOWN_IMAGES, nodes may boot trusted images
-    /// only. Trust a new image before the first node boots it.
-    Trust {
-        /// The file measurements.json, which is beside the image; "-" for
-        /// standard input
-        file: PathBuf,
-    },
-    /// List trusted images
-    List {
-        #[command(flatten)]
-        output: Output,
-    },
-    /// Revoke an image
-    ///
-    /// Nodes that run it go on until they boot, or until their certificates end.
-    Revoke {
-        /// The image, or the beginning of its name
-        image: String,
-    },
 }
 
 #[derive(Debug, Subcommand)]

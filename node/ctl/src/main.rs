@@ -2,7 +2,7 @@
 //!
 //! It parses its arguments ([`args`]), selects the cluster and the user's credentials from the
 //! contexts file ([`context`]), calls the cluster through `hearth-api`'s client, and prints the
-//! result ([`output`], [`table`]). Every error becomes a [`failure::Failure`], which states the
+//! result ([`output`], [`table`]). Some commands work on this machine alone: [`disk`]. Every error becomes a [`failure::Failure`], which states the
 //! operation, the cause and what to do, and determines the exit code. The interfaces that scripts
 //! rely on (JSON, exit codes, files) are documented in `docs/hearthctl.md`.
 #![cfg_attr(
@@ -14,6 +14,7 @@ mod args;
 mod commands;
 mod connection;
 mod context;
+mod disk;
 mod failure;
 mod files;
 mod keys;

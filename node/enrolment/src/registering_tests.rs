@@ -108,7 +108,7 @@ pub(super) fn loaded(parameters: &Parameters) -> parameters::Loaded {
     Ok(Some(Found {
         source: Source::FwCfg,
         parameters: parameters.clone(),
-        ignored: None,
+        ignored: Vec::new(),
     }))
 }
 

@@ -15,8 +15,10 @@ mod quote;
 mod sealed_configuration;
 mod sealed_record;
 mod slots;
+mod smbios;
 mod tpm;
 mod uki;
+mod volume;
 
 use crate::Target;
 
@@ -37,6 +39,8 @@ pub const TARGETS: &[Target] = &[
     sealed_configuration::TARGET,
     sealed_record::TARGET,
     slots::TARGET,
+    smbios::TARGET,
     tpm::TARGET,
     uki::TARGET,
+    volume::TARGET,
 ];

@@ -495,6 +495,11 @@ impl Ephemeral {
         }
     }
 
+    /// Where a config drive is mounted while the parameters on it are read.
+    pub fn config_drive(&self) -> PathBuf {
+        self.path.join("config-drive")
+    }
+
     /// See [`REBOOT_DELAY`].
     pub fn reboot_delay(&self) -> PathBuf {
         self.path.join("reboot-delay")

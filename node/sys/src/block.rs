@@ -239,6 +239,27 @@ impl Blocks {
         Ok(disks)
     }
 
+    /// The devices that can have a file system, sorted by name: all disks and optical drives but
+    /// `except`, and their partitions. Empty drives are among them.
+    pub fn volumes(&self, except: &Disk) -> Result<Vec<PathBuf>, BlockError> {
+        let directory = self.sys.join("block");
+        let mut volumes = Vec::new();
+        for name in names(&directory)? {
+            if name == except.name || !(is_disk(&name) || name.starts_with("sr")) {
+                continue;
+            }
+            // A disk that was removed meanwhile has no partitions.
+            for part in names(&directory.join(&name)).unwrap_or_default() {
+                if directory.join(&name).join(&part).join("partition").exists() {
+                    volumes.push(self.dev.join(part));
+                }
+            }
+            volumes.push(self.dev.join(name));
+        }
+        volumes.sort();
+        Ok(volumes)
+    }
+
     fn disk(&self, name: &str) -> Result<Disk, BlockError> {
         let directory = self.sys.join("block").join(name);
         let size = number(&directory.join("size"))?;
@@ -383,6 +404,19 @@ impl Blocks {
     }
 }
 
+/// The names in a directory, as far as they are text.
+fn names(directory: &Path) -> Result<Vec<String>, BlockError> {
+    let failed = |source| BlockError::Sysfs {
+        path: directory.to_owned(),
+        source,
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    Ok(names)
+}
+
 /// Whether a block device of this name can be a disk from which a machine is booted.
 fn is_disk(name: &str) -> bool {
     let virtual_kinds = ["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"];
@@ -513,6 +547,12 @@ pub fn zero_range(device: &Path, offset: u64, length: u64) -> Result<(), BlockEr
         }
     }
     file.sync_all().map_err(BlockError::io(device, "sync"))
+}
+
+/// Makes the kernel read the partition table of a disk again, which it refuses while a partition is in
+/// use, and for devices that cannot have partitions.
+pub fn reread_partitions(disk: &File) -> io::Result<()> {
+    raw::reread_partitions(disk)
 }
 
 const CHUNK_LENGTH: usize = 1024 * 1024;

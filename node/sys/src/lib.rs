@@ -47,12 +47,14 @@ mod raw;
 pub mod rcu;
 pub mod screen;
 pub mod slots;
+pub mod smbios;
 pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tpm;
 pub mod tree;
 pub mod uevents;
+pub mod volume;
 pub mod watchdog;
 pub mod wireguard;
 pub mod xfs;

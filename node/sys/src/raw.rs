@@ -136,6 +136,14 @@ pub(super) fn resize_partition(
     Ok(())
 }
 
+/// Makes the kernel read the partition table of a disk again.
+pub(super) fn reread_partitions(disk: impl AsFd) -> io::Result<()> {
+    const BLKRRPART: libc::c_ulong = 0x125f;
+    // SAFETY: this command has no argument.
+    checked(unsafe { libc::ioctl(disk.as_fd().as_raw_fd(), BLKRRPART) })?;
+    Ok(())
+}
+
 /// Sets the timeout of a watchdog in seconds; returns the one that the device uses.
 pub(super) fn watchdog_timeout(watchdog: impl AsFd, seconds: u32) -> io::Result<u32> {
     // _IOWR('W', 6, int)

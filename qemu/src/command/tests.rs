@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::disk::{Cache, Format};
 use crate::network::{Forward, Mac, UserNetwork};
+use crate::smbios::OemString;
 
 fn run_dir() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -316,6 +317,39 @@ fn a_switch_is_reached_by_a_name_in_the_machines_folder() {
         line.values_of("-device")[1],
         "virtio-net-pci,mac=52:54:00:48:00:02,romfile=,netdev=net1"
     );
+}
+
+#[test]
+fn the_smbios_table_has_a_system_and_strings_that_nobody_reads() {
+    let mut machine = machine();
+    machine.smbios = Smbios {
+        system: Some(System {
+            vendor: "Amazon EC2".to_owned(),
+            product: "m7i,large".to_owned(),
+        }),
+        oem_strings: ["first=secret", "second"]
+            .map(|text| OemString(text.to_owned()))
+            .into(),
+    };
+    let line = command(&machine);
+    let items = line.values_of("-smbios");
+    assert_eq!(
+        items[0],
+        "type=1,manufacturer=Amazon EC2,product=m7i,,large"
+    );
+    for (number, item) in items[1..].iter().enumerate() {
+        let item = item.to_string_lossy();
+        assert!(item.starts_with("type=11,path="), "{item}");
+        assert!(
+            item.ends_with(&format!("/a,,b/smbios-{number}.txt")),
+            "{item}"
+        );
+    }
+    assert!(!line.to_string().contains("secret"));
+    assert!(!format!("{machine:?}").contains("secret"));
+    machine.smbios.oem_strings.push(OemString(String::new()));
+    let error = machine.check().expect_err("an empty string");
+    assert!(error.to_string().contains("smbios.oem_strings"), "{error}");
 }
 
 #[test]

@@ -212,6 +212,10 @@ fn prepare(machine: &Machine, run_dir: &RunDir) -> Result<(), RunDirError> {
                 .write_private(&run_dir.fw_cfg(number), bytes)?;
         }
     }
+    for (number, string) in machine.smbios.oem_strings.iter().enumerate() {
+        let path = run_dir.smbios(number);
+        run_dir.folder().write_private(&path, string.0.as_bytes())?;
+    }
     Ok(())
 }
 

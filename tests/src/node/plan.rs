@@ -16,6 +16,7 @@ use hearth_qemu::firmware::Firmware;
 use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::network::{Forward, Link, Mac, Nic, PortForward, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::smbios::Smbios;
 use hearth_qemu::switch::NetworkOptions;
 
 use super::Node;
@@ -334,6 +335,7 @@ impl<'a> Plan<'a> {
             network_config: self.network_config,
             failpoint: None,
             more_fw_cfg: Vec::new(),
+            smbios: Smbios::default(),
             machine: self.machine,
             forwards: self.forwards,
             run_dir,

@@ -37,4 +37,5 @@ mod registration;
 mod screen;
 mod secrets;
 mod setup;
+mod sources;
 mod storage;

@@ -40,7 +40,7 @@ async fn what_is_no_message_is_refused() -> Outcome {
     refuses(
         &mut node,
         None,
-        "no parameters, from fw_cfg or on the ESP: they name the cluster to bootstrap or to \
+        "no parameters in any source: they name the cluster to bootstrap or to \
          register with",
     )
     .await?;

@@ -38,7 +38,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes parameters sys", "cluster history tpm"),
     ("hearth-fuzz", "api enrolment host image kubernetes-dns parameters sys tpm", ""),
     ("hearth-operator", "api tpm", ""),
-    ("hearth-ctl", "api operator parameters tpm", ""),
+    ("hearth-ctl", "api operator parameters sys tpm", "image"),
     ("hearth-image", "tpm", ""),
     ("hearth-build", "", ""),
     ("hearth-programs", "build", ""),

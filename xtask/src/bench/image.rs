@@ -1,5 +1,7 @@
-//! Image assembly benchmark: ours compared with the other ways of [`hearth_image_bench`].
+//! Image assembly benchmark: ours compared with the other ways of [`hearth_image_bench`]. And what `hearthctl image write`
+//! takes for a file, compared with `cp` and `sync`.
 
+use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -8,6 +10,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
 use super::{Records, ratio};
+use crate::command::Cmd;
 use crate::image::{self, Artifacts};
 use crate::setup::{self, Needs};
 use crate::target;
@@ -64,6 +67,63 @@ pub(super) fn measure(
             &ratio(&ours.cpu, &theirs.cpu),
         );
     }
+    written(ui, node, rounds, records)
+}
+
+/// Writes an image with parameters to a file.
+fn written(ui: &Ui, node: &Artifacts, rounds: u32, records: &mut Records) -> Result<()> {
+    let folder = target::folder("bench")?.join("written");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(folder.join("owner"))?;
+    let hearthctl = image::build_hearthctl(ui, &folder.join("hearthctl"))?;
+    let of = |name| folder.join(name);
+    let (owner, parameters) = (of("owner"), of("node.pb"));
+    let run = |cmd: Cmd| -> Result<()> { Ok(cmd.output(ui).map(drop)?) };
+    run(Cmd::new(&hearthctl).args(["owner", "init"]).arg(&owner))?;
+    run(Cmd::new(&hearthctl)
+        .args(["parameters", "bootstrap", "--owner"])
+        .arg(&owner)
+        .arg("--output-file")
+        .arg(&parameters))?;
+    let (ours, copy) = (of("ours.img"), of("copy.img"));
+    let write = || {
+        run(Cmd::new(&hearthctl)
+            .args(["image", "write"])
+            .args([&node.image, &ours])
+            .arg("--parameters")
+            .arg(&parameters))
+    };
+    let copied = || {
+        run(Cmd::new("cp")
+            .args(["--reflink=never", "--sparse=always"])
+            .args([&node.image, &copy]))?;
+        run(Cmd::new("sync").arg(&copy))
+    };
+    let task = ui.counted_task("measuring written images", u64::from(rounds) + 1);
+    let mut seconds: [Vec<f64>; 2] = Default::default();
+    for round in 0..=rounds {
+        let mut order: [(usize, &dyn Fn() -> Result<()>); 2] = [(0, &write), (1, &copied)];
+        // Every other round runs in the opposite order.
+        order.rotate_left((round % 2) as usize);
+        for (index, way) in order {
+            let started = Instant::now();
+            way()?;
+            if round > 0 {
+                seconds[index].push(started.elapsed().as_secs_f64());
+            }
+        }
+        for path in [&ours, &copy] {
+            fs::remove_file(path)?;
+        }
+        task.step();
+    }
+    task.done();
+    let [ours, copy] = &seconds;
+    records.add("image.write_wall", "s", ours);
+    records.add("image.write_wall_cp", "s", copy);
+    records.add("image.write_ratio_cp", "ratio", &ratio(ours, copy));
     Ok(())
 }
 

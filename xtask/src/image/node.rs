@@ -54,6 +54,17 @@ pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf>
     compile(ui, &product, destination)
 }
 
+/// Compiles the operator's tool, optimized like the node, and copies it to `destination`.
+pub(crate) fn build_hearthctl(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+    let product = Product {
+        what: "hearthctl (optimized)",
+        profile: Profile::Node,
+        arguments: &["--package", "hearth-ctl"],
+        built: "hearthctl",
+    };
+    compile(ui, &product, destination)
+}
+
 /// Compiles the benchmark of what a node does with its TPM, like the node, and copies it to `destination`.
 pub(crate) fn build_tpm_bench(ui: &Ui, destination: &Path) -> Result<PathBuf> {
     let product = Product {

@@ -169,7 +169,8 @@ pub(crate) struct Made {
     /// An existing regular file is replaced
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
-    /// Output format; machines read the binary one
+    /// Output format; machines read the binary one from files, the text of
+    /// base64 from a cloud, and that of smbios from their firmware
     #[arg(short = 'o', long = "output", value_enum, default_value_t = MadeFormat::Binary, value_name = "FORMAT")]
     pub form: MadeFormat,
 }
@@ -178,6 +179,8 @@ pub(crate) struct Made {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MadeFormat {
     Binary,
+    Base64,
+    Smbios,
     Yaml,
     Json,
 }

@@ -1,4 +1,6 @@
-//! `hearthctl image`: which images nodes may boot.
+//! `hearthctl image`: which images nodes may boot, and disks to boot them from.
+
+mod write;
 
 use std::path::Path;
 
@@ -17,6 +19,8 @@ pub(super) async fn run(global: &Global, command: Image) -> Result<(), Failure> 
         Image::Trust { file } => trust(global, &file).await,
         Image::List { output } => list(global, output.form).await,
         Image::Revoke { image } => revoke(global, &image).await,
+        Image::Write(wanted) => write::image(wanted).await,
+        Image::SetParameters(wanted) => write::parameters(wanted).await,
     }
 }
 

@@ -9,6 +9,8 @@ mod make;
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hearth_api::names;
 use hearth_api::v1::NodeParameters;
 use hearth_parameters::MAX_SIZE;
@@ -63,7 +65,7 @@ fn check(file: &Path, form: Format) -> Result<(), Failure> {
 }
 
 /// A machine would refuse what is in this file.
-fn refused(file: &Path) -> impl FnOnce(hearth_parameters::Problem) -> Failure {
+pub(super) fn refused(file: &Path) -> impl FnOnce(hearth_parameters::Problem) -> Failure {
     let what = format!("use the parameters from {}", files::read_from(file));
     move |problem| Failure::invalid(what, problem)
 }
@@ -79,6 +81,11 @@ fn finish(message: &NodeParameters, made: &Made) -> Result<(), Failure> {
         .map_err(|problem| Failure::invalid("make the parameters", problem))?;
     let content = match made.form {
         MadeFormat::Binary => bytes,
+        MadeFormat::Base64 => format!("{}\n", STANDARD.encode(bytes)).into_bytes(),
+        MadeFormat::Smbios => {
+            let text = STANDARD.encode(bytes);
+            format!("{}={text}\n", names::smbios::PARAMETERS).into_bytes()
+        }
         MadeFormat::Yaml => parameters::write(message, Notation::Yaml).into_bytes(),
         MadeFormat::Json => parameters::write(message, Notation::Json).into_bytes(),
     };
@@ -88,7 +95,7 @@ fn finish(message: &NodeParameters, made: &Made) -> Result<(), Failure> {
             if made.form == MadeFormat::Binary {
                 // Standard output may be where it was written to.
                 eprintln!(
-                    "hearthctl: put {} on the ESP of the machine as {}",
+                    "hearthctl: put {} on the ESP of the machine as {}: hearthctl image write",
                     path.display(),
                     names::disk::ESP_PARAMETERS
                 );

@@ -1,6 +1,7 @@
 //! Runs hearthctl as a process against a curator on real sockets.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
+mod disk;
 mod etcd;
 mod files;
 mod image;

@@ -531,3 +531,18 @@ async fn a_further_machine_gets_what_the_cluster_says() {
     assert_eq!(asked.status.code(), Some(3), "{why}");
     assert!(why.contains("get the register ticket"), "{why}");
 }
+
+#[tokio::test]
+async fn sources_that_take_text_get_it() {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    let f = Fixture::new();
+    let owner = f.owner().await;
+    let make = ["parameters", "bootstrap", "--owner", &owner];
+    let binary = f.bytes(&make).await;
+    let text = format!("{}\n", STANDARD.encode(&binary));
+    let base64 = f.ok(&[&make[..], &["-o", "base64"]].concat()).await;
+    assert_eq!(base64, text);
+    let smbios = f.ok(&[&make[..], &["-o", "smbios"]].concat()).await;
+    assert_eq!(smbios, format!("dev.hearth.parameters={text}"));
+}

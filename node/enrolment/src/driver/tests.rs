@@ -294,7 +294,7 @@ fn input(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded 
     Ok(Some(Found {
         source: Source::FwCfg,
         parameters: testing::bootstrap(policy, wipe),
-        ignored: None,
+        ignored: Vec::new(),
     }))
 }
 
@@ -392,7 +392,7 @@ fn encrypted(change: impl FnOnce(&mut ClusterBootstrap)) -> parameters::Loaded {
     Ok(Some(Found {
         source: Source::FwCfg,
         parameters: parameters::parse(Source::FwCfg, &message.encode_to_vec()).unwrap(),
-        ignored: None,
+        ignored: Vec::new(),
     }))
 }
 
@@ -528,7 +528,7 @@ async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
     let boot = machine.boot(Ok(Some(Found {
         source: Source::Esp,
         parameters: wiping,
-        ignored: None,
+        ignored: Vec::new(),
     })));
     boot.settled().await;
     boot.off().await;
@@ -540,10 +540,7 @@ async fn no_parameters_or_bad_ones_are_refused_with_the_reason() {
     let machine = Machine::new();
     let bad = parameters::parse(Source::FwCfg, b"").unwrap_err();
     for (parameters, wanted) in [
-        (
-            Ok(None),
-            "hearth: refused no parameters, from fw_cfg or on the ESP",
-        ),
+        (Ok(None), "hearth: refused no parameters in any source"),
         (
             Err(bad),
             "hearth: refused parameters from fw_cfg opt/dev.hearth/parameters.pb: empty",

@@ -331,7 +331,7 @@ impl State {
     fn begin(input: &ParametersInput) -> Self {
         match input {
             ParametersInput::Nothing => Self::Refused(
-                "no parameters, from fw_cfg or on the ESP: they name the cluster to bootstrap or \
+                "no parameters in any source: they name the cluster to bootstrap or \
                  to register with"
                     .into(),
             ),
