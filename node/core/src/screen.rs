@@ -93,7 +93,11 @@ impl Worker {
         Known {
             version: self.version.clone(),
             uptime: self.started.elapsed(),
-            now: UNIX_EPOCH + self.clock.current_time().map_or(Duration::ZERO, |now| Duration::from_secs(now.as_secs())),
+            now: UNIX_EPOCH
+                + self
+                    .clock
+                    .current_time()
+                    .map_or(Duration::ZERO, |now| Duration::from_secs(now.as_secs())),
             state: self.cluster_state.get(),
             node,
             cluster,

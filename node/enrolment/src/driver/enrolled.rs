@@ -57,7 +57,7 @@ mod tests {
         Ok(Some(Found {
             source: Source::Esp,
             parameters: hearth_parameters::Parameters { cluster, ..usual },
-            ignored: None,
+            ignored: Vec::new(),
         }))
     }
 

@@ -2,7 +2,7 @@
 //! and a fake control plane that writes to the disk what the real one does.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex as StdMutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -48,7 +48,7 @@ pub(crate) struct Boot {
     pub(crate) state: ClusterState,
     pub(crate) member: event::Value<MemberData>,
     status: event::Value<EnrolmentStatus>,
-    address: Option<event::Writer<u8>>,
+    address: Option<event::Writer<IpAddr>>,
 }
 
 /// An address of this machine at which nobody listens.
@@ -109,7 +109,8 @@ impl Machine {
     /// Powers it on with these parameters; the network has an address at once.
     pub(crate) fn boot(&self, parameters: parameters::Loaded) -> Boot {
         let boot = self.boot_without_address(parameters);
-        boot.address.as_ref().unwrap().set(1);
+        let address = IpAddr::from([192, 0, 2, 1]);
+        boot.address.as_ref().unwrap().set(address);
         boot
     }
 
@@ -376,7 +377,8 @@ async fn nothing_is_made_before_there_is_an_address() {
     assert_eq!(machine.header(), HeaderState::Blank);
     let store = SealedStore::new(&machine.root.esp, None);
     assert!(matches!(store.load().unwrap(), Stored::Absent));
-    boot.address.as_ref().unwrap().set(1);
+    let address = IpAddr::from([192, 0, 2, 1]);
+    boot.address.as_ref().unwrap().set(address);
     boot.settled().await;
     boot.off().await;
 }

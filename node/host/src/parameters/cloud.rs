@@ -21,7 +21,7 @@ use std::time::Duration;
 use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_base::event::{Closed, Value};
-use hearth_parameters::MAX_SIZE;
+use hearth_parameters::{MAX_SIZE, Network};
 use hearth_sys::smbios::{Smbios, SmbiosError};
 use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper::body::Bytes;
@@ -162,7 +162,7 @@ async fn load_from(
         Cloud::Google => text::decode(&answer).map_err(|error| failed(error.into()))?,
     };
     let parameters = parse(source, &bytes)?;
-    if parameters.network.is_some() {
+    if parameters.network != Network::default() {
         return Err(failed(Problem::Network));
     }
     Ok(Some(Found {
