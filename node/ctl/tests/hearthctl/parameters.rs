@@ -253,8 +253,8 @@ async fn what_a_machine_would_refuse_is_not_written() {
              \"192.0.2.10/24\", got \"192.0.2.10\"",
         ),
         (
-            &["--gateway", "192.0.2.1"],
-            "network_config.addresses: expected at least one address",
+            &["--mac", "52:54"],
+            "network_config.mac: expected a MAC address such as",
         ),
         (
             &["--set", "cold_start_policy=NONE"],
@@ -437,7 +437,7 @@ async fn a_check_says_what_a_machine_would_do() {
         "REQUIRED"
     );
     assert_eq!(
-        checked["network"]["routes"],
+        checked["network"]["interfaces"][0]["routes"],
         json!([{"destination": "0.0.0.0/0", "gateway": "192.0.2.1"}])
     );
 
