@@ -76,12 +76,15 @@ impl AddressWatcher {
     }
 }
 
+/// The reason of a condition, and its text.
+pub(crate) type Unsuitable = (&'static str, String);
+
 /// Why Kubernetes cannot use the address of this node, with the reason of the condition; `None` if it can, and while address
 /// or ranges are not known.
 ///
 /// With an address in a range of pods or services the node would take packets of its own network for those of pods. Pods and
 /// services have IPv4 addresses in every cluster, and programs of Kubernetes insist on nodes of the same family.
-pub(crate) fn unsuitable(worker: &Worker) -> Option<(&'static str, String)> {
+pub(crate) fn unsuitable(worker: &Worker) -> Option<Unsuitable> {
     let ranges = ClusterRanges::of(&*worker.settings.value().get()?).ok()?;
     let address = worker.address.get()?;
     if ranges.contains(address) {
@@ -100,21 +103,24 @@ pub(crate) fn unsuitable(worker: &Worker) -> Option<(&'static str, String)> {
     })
 }
 
-/// Waits until that is as wanted.
-pub(crate) async fn until(
+/// Waits until that is another answer than this one.
+pub(crate) async fn other_than(
     worker: &Worker,
-    wanted: fn(Option<(&'static str, String)>) -> bool,
-) -> Result<(), Closed> {
+    before: &Option<Unsuitable>,
+) -> Result<Option<Unsuitable>, Closed> {
     let mut addresses = worker.address.watch();
     let settings = worker.settings.value();
     let mut settings = settings.watch();
-    while !wanted(unsuitable(worker)) {
+    loop {
+        let now = unsuitable(worker);
+        if now != *before {
+            return Ok(now);
+        }
         tokio::select! {
             changed = addresses.next() => changed.map(drop)?,
             changed = settings.next() => changed.map(drop)?,
         }
     }
-    Ok(())
 }
 
 /// The condition of a node in a dual-stack cluster: `None` if this is no such cluster, or if the node has no role

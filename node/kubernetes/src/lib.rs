@@ -416,18 +416,22 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
             return Err(failure);
         }
     };
-    if let Some((reason, why)) = addresses::unsuitable(&gate.parts) {
-        tracing::warn!("cannot run role {}: {why}", gate.role.name());
-        gate.condition.set(RoleCondition::unmet(reason, why));
+    let mut unsuitable = addresses::unsuitable(&gate.parts);
+    if unsuitable.is_some() {
         ctx.healthy();
-        addresses::until(&gate.parts, |why| why.is_none()).await?;
+        while let Some((reason, why)) = &unsuitable {
+            tracing::warn!("cannot run role {}: {why}", gate.role.name());
+            gate.condition
+                .set(RoleCondition::unmet(reason, why.clone()));
+            unsuitable = addresses::other_than(&gate.parts, &unsuitable).await?;
+        }
         return Err(Failure::msg(
             "Kubernetes can use the address of this node now",
         ));
     }
     let outcome = tokio::select! {
         outcome = start(ctx, gate, bundle) => outcome,
-        moved = addresses::until(&gate.parts, |why| why.is_some()) => {
+        moved = addresses::other_than(&gate.parts, &None) => {
             moved?;
             Err(Failure::msg("Kubernetes cannot use the address of this node any more"))
         }
