@@ -22,6 +22,7 @@ mod choice;
 mod claims;
 mod device;
 mod interface;
+mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -47,7 +48,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use choice::{Choice, Seen};
-use interface::{Followed, News, Source};
+use interface::{Followed, Source};
+use report::News;
 
 const PUBLIC: u32 = 0o644;
 /// How long an address waits for a better one that another interface may get: longer than DHCP takes where it works.

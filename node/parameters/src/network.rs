@@ -4,7 +4,7 @@
 //! become the same [`Network`], and a single interface is written again as it has been read: the message is stored in the sealed
 //! configuration.
 //!
-//! Which device an interface is stands in [`Device`]. No two interfaces are the same one, and no device belongs to a bond
+//! [`Device`] says which device an interface is. No two interfaces are the same one, and no device belongs to a bond
 //! and is used otherwise: [`Network::parse`] refuses what the kernel would refuse later, where nobody sees it.
 
 mod fields;

@@ -11,7 +11,7 @@ use hearth_sys::conflict::Detector;
 use hearth_sys::netlink::Link;
 use tokio::time::{sleep, timeout};
 
-use super::interface::{Followed, News, Source};
+use super::report::{News, Reporter};
 
 /// How often an address is probed at first, and after another machine had it.
 const PROBES: u32 = 3;
@@ -19,13 +19,13 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const LATER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Watches an address; never returns while that is possible.
-pub(super) async fn watch(source: &Source, one: &Followed, link: &Link, address: IpAddr) {
+pub(super) async fn watch(reporter: &Reporter, link: &Link, address: IpAddr) {
     let (IpAddr::V4(v4), Some(mac)) = (address, link.mac) else {
         // Of IPv6 the kernel does not use an address that another machine has.
         return;
     };
     let ended = match Detector::open(link.index, mac, v4) {
-        Ok(detector) => follow(source, one, link, &detector).await,
+        Ok(detector) => follow(reporter, link, &detector).await,
         Err(error) => error,
     };
     let name = &link.name;
@@ -33,12 +33,7 @@ pub(super) async fn watch(source: &Source, one: &Followed, link: &Link, address:
 }
 
 /// Returns only on an error.
-async fn follow(
-    source: &Source,
-    one: &Followed,
-    link: &Link,
-    detector: &Detector,
-) -> std::io::Error {
+async fn follow(reporter: &Reporter, link: &Link, detector: &Detector) -> std::io::Error {
     let address = detector.address();
     let (mut claimed, mut probes) = (false, 0_u32);
     loop {
@@ -57,7 +52,7 @@ async fn follow(
                     Mac(by)
                 );
                 tracing::warn!("network setup: {why}");
-                source.tell(one, News::Lacks(why)).await;
+                reporter.tell(News::Lacks(why)).await;
                 (claimed, probes) = (true, 0);
                 sleep(LATER_INTERVAL).await;
                 detector.forget();
@@ -69,7 +64,7 @@ async fn follow(
                     "address {address} of {} is this machine's alone again",
                     link.name
                 );
-                source.tell(one, News::LacksNothing).await;
+                reporter.tell(News::LacksNothing).await;
             }
             Err(_) => {}
         }

@@ -14,14 +14,14 @@ use hearth_base::supervisor::{Backoff, Failure};
 use hearth_parameters::{self as parameters, Interface};
 use hearth_sys::addressing::Addressing;
 use hearth_sys::cidr::Cidr;
-use hearth_sys::devices;
 use hearth_sys::dhcp::{self, Lease};
-use hearth_sys::hostname;
 use hearth_sys::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
+use hearth_sys::{devices, hostname};
 use tokio::sync::mpsc;
 
 use super::choice::Seen;
 use super::device::say;
+use super::report::{News, Reporter};
 use super::{claims, device};
 
 /// The metric of the routes of the first interface; it grows with the order.
@@ -35,15 +35,6 @@ pub(super) struct Source {
     pub reserved: Value<Vec<Cidr>>,
     /// What each interface has or lacks, by its order.
     pub tell: mpsc::Sender<(usize, News)>,
-}
-
-/// What is new of an interface.
-#[derive(Clone, Debug)]
-pub(super) enum News {
-    Has(Seen),
-    /// Why it does not have what it should, or should not be used as it is.
-    Lacks(String),
-    LacksNothing,
 }
 
 /// An interface, and its place in the order of preference.
@@ -116,12 +107,16 @@ impl Followed {
 pub(super) async fn follow(source: Source, one: Followed) {
     let backoff = Backoff::default();
     let mut failures = 0_u32;
+    let reporter = Reporter {
+        order: one.order,
+        to: source.tell.clone(),
+    };
     loop {
-        match attempt(&source, &one).await {
+        match attempt(&source, &one, &reporter).await {
             Ok(Gone) => {
                 failures = 0;
                 tracing::warn!("network interface {}: it is gone", one.name());
-                source.tell(&one, News::Has(Seen::default())).await;
+                reporter.tell(News::Has(Seen::default())).await;
                 if matches!(one.what, What::Device { .. }) {
                     return;
                 }
@@ -130,27 +125,20 @@ pub(super) async fn follow(source: Source, one: Followed) {
                 failures = failures.saturating_add(1);
                 let why = format!("network interface {}: {}", one.name(), failure);
                 say(&why);
-                source.tell(&one, News::Lacks(why)).await;
+                reporter.tell(News::Lacks(why)).await;
                 tokio::time::sleep(backoff.delay(failures)).await;
             }
         }
     }
 }
 
-impl Source {
-    pub(super) async fn tell(&self, one: &Followed, news: News) {
-        // Nobody hears it only when all of this ends.
-        let _ = self.tell.send((one.order, news)).await;
-    }
-}
-
 /// Returns when the interface is gone.
-async fn attempt(source: &Source, one: &Followed) -> Result<Gone, Failure> {
+async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result<Gone, Failure> {
     let netlink = &source.netlink;
     match &one.what {
         What::Device { index, .. } => {
             let link = netlink.link(*index).await?;
-            automatic(source, one, &link, (Vec::new(), None)).await
+            automatic(source, (reporter, one.metric()), &link, (Vec::new(), None)).await
         }
         What::Configured { interface, bond } => {
             let (device, missing) = device::get(netlink, interface, bond).await?;
@@ -166,14 +154,14 @@ async fn attempt(source: &Source, one: &Followed) -> Result<Gone, Failure> {
             let mtu = interface.mtu.map(u32::from);
             let kept = async {
                 if interface.addresses.is_empty() {
-                    automatic(source, one, &link, (routes, mtu)).await
+                    automatic(source, (reporter, one.metric()), &link, (routes, mtu)).await
                 } else {
                     let addressing = Addressing {
                         addresses: interface.addresses.clone(),
                         routes,
                         mtu,
                     };
-                    fixed(source, one, &link, &addressing).await
+                    fixed(netlink, reporter, &link, &addressing).await
                 }
             };
             tokio::select! {
@@ -196,12 +184,11 @@ fn routes(interface: &Interface, metric: u32) -> Vec<Route> {
 
 /// An interface with given addresses.
 async fn fixed(
-    source: &Source,
-    one: &Followed,
+    netlink: &Netlink,
+    reporter: &Reporter,
     link: &Link,
     addressing: &Addressing,
 ) -> Result<Gone, Failure> {
-    let netlink = &source.netlink;
     // Opened before the interface is read, so that no change is missed.
     let mut monitor = LinkMonitor::open()?;
     let applied = addressing
@@ -216,11 +203,11 @@ async fn fixed(
             mtu: netlink.link(link.index).await?.mtu,
             ..Seen::default()
         };
-        source.tell(one, News::Has(seen)).await;
+        reporter.tell(News::Has(seen)).await;
     }
     // A route that was refused does not cost the node its address, but it is tried again.
     applied?;
-    source.tell(one, News::LacksNothing).await;
+    reporter.tell(News::LacksNothing).await;
     let is_it = |other: &Link| other.index == link.index;
     let exists = async {
         while netlink.list_links().await?.iter().any(is_it) {
@@ -229,7 +216,7 @@ async fn fixed(
         Ok(Gone)
     };
     let addresses = addressing.addresses.iter().map(Cidr::address);
-    let watched = addresses.map(|address| claims::watch(source, one, link, address));
+    let watched = addresses.map(|address| claims::watch(reporter, link, address));
     let watched = async {
         futures::future::join_all(watched).await;
         std::future::pending().await
@@ -262,7 +249,7 @@ fn reachable(addresses: &[Cidr]) -> Vec<Cidr> {
 /// An interface that gets its addresses from servers and routers.
 async fn automatic(
     source: &Source,
-    one: &Followed,
+    (reporter, metric): (&Reporter, u32),
     link: &Link,
     (routes, mtu): (Vec<Route>, Option<u32>),
 ) -> Result<Gone, Failure> {
@@ -270,14 +257,14 @@ async fn automatic(
     let leads_out = routes.iter().any(|route| route.destination.prefix() == 0);
     let options = dhcp::Options {
         host_name: hostname::of_node,
-        metric: one.metric(),
+        metric,
         routes,
         mtu,
         reserved: source.reserved.clone(),
     };
     let mut monitor = LinkMonitor::with_advertisements()?;
     let mut client = dhcp::Client::open(&link.name, options).await?;
-    source.tell(one, News::LacksNothing).await;
+    reporter.tell(News::LacksNothing).await;
     let (granted, mut leases) = mpsc::unbounded_channel();
     let run = client.run(|lease| {
         // The receiver lives as long as the client.
@@ -293,7 +280,7 @@ async fn automatic(
         let mut seen = seen(&kernels, lease.as_ref());
         seen.leads_out |= leads_out;
         if told.as_ref() != Some(&seen) {
-            source.tell(one, News::Has(seen.clone())).await;
+            reporter.tell(News::Has(seen.clone())).await;
             told = Some(seen);
         }
         tokio::select! {
