@@ -28,7 +28,7 @@ pub fn set(name: &str) -> Result<(), HostnameError> {
     })
 }
 
-/// The host name, once it was [set](set); `None` is that of a machine that is no node yet.
+/// The host name, once it was [set]; `None` is that of a machine that is no node yet.
 pub fn of_node() -> Option<String> {
     let name = rustix::system::uname();
     let name = name.nodename().to_str().ok()?;
