@@ -96,17 +96,13 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     }
     let (tell, heard) = mpsc::channel(8);
     let (reserved_writer, reserved) = event::value();
-    let source = Source {
-        netlink,
-        reserved,
-        tell,
-    };
+    let source = Source { reserved, tell };
     let mut published = Published::new(&network);
     ctx.healthy();
     ctx.until_cancelled(async {
         tokio::select! {
             end = published.follow(heard) => end,
-            end = follow_interfaces(&source, &network.configuration.interfaces) => end,
+            end = follow_interfaces(&netlink, &source, &network.configuration.interfaces) => end,
             end = reserve(&network.settings, &reserved_writer) => end,
         }
     })
@@ -115,7 +111,11 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
 
 /// Follows the configured interfaces; if there are none, each Ethernet device that the machine has or gets. Returns only on an
 /// error.
-async fn follow_interfaces(source: &Source, configured: &[Interface]) -> Outcome {
+async fn follow_interfaces(
+    netlink: &Netlink,
+    source: &Source,
+    configured: &[Interface],
+) -> Outcome {
     let mut followed = JoinSet::new();
     for order in 0..configured.len() {
         let one = Followed::configured(order, configured);
@@ -125,7 +125,7 @@ async fn follow_interfaces(source: &Source, configured: &[Interface]) -> Outcome
     let mut known = BTreeSet::new();
     loop {
         if configured.is_empty() {
-            for device in new_devices(&source.netlink, &mut known).await? {
+            for device in new_devices(netlink, &mut known).await? {
                 followed.spawn(interface::follow(source.clone(), device));
             }
         }
@@ -181,7 +181,8 @@ struct Published<'a> {
     problems: BTreeMap<usize, String>,
     /// Until when an address waits for a better one; `None` before there is any.
     until: Option<Instant>,
-    resolv_conf: String,
+    /// The file that was written: it may be empty, and programs expect that it exists.
+    resolv_conf: Option<String>,
 }
 
 impl<'a> Published<'a> {
@@ -191,7 +192,7 @@ impl<'a> Published<'a> {
             seen: BTreeMap::new(),
             problems: BTreeMap::new(),
             until: None,
-            resolv_conf: String::new(),
+            resolv_conf: None,
         }
     }
 
@@ -238,10 +239,10 @@ impl<'a> Published<'a> {
         let network = self.network;
         set_if_changed(&network.dhcp_time_servers, choice.time_servers.clone());
         let resolv_conf = choice.resolv_conf(&network.configuration);
-        if self.resolv_conf != resolv_conf {
+        if self.resolv_conf.as_ref() != Some(&resolv_conf) {
             let path = network.root.ephemeral.resolv_conf();
             files::write_atomic(&path, resolv_conf.as_bytes(), PUBLIC)?;
-            self.resolv_conf = resolv_conf;
+            self.resolv_conf = Some(resolv_conf);
         }
         set_if_changed(&network.second_address, choice.second);
         set_if_changed(&network.mtu, choice.mtu);

@@ -92,12 +92,9 @@ async fn find_all(netlink: &Netlink, macs: &[Mac]) -> Result<(Vec<Link>, Vec<Mac
 }
 
 /// Adds the devices to a bond that were missing when it was made. Returns only on an error.
-pub(super) async fn join_late(
-    netlink: &Netlink,
-    bond: &Link,
-    mut missing: Vec<Mac>,
-) -> NetlinkError {
+pub(super) async fn join_late(bond: &Link, mut missing: Vec<Mac>) -> NetlinkError {
     let join = async {
+        let netlink = Netlink::open()?;
         let mut monitor = LinkMonitor::open()?;
         while !missing.is_empty() {
             let links = netlink.list_links().await?;

@@ -30,7 +30,6 @@ const METRIC: u32 = 100;
 /// What all interfaces share.
 #[derive(Clone)]
 pub(super) struct Source {
-    pub netlink: Netlink,
     /// Networks that are used otherwise.
     pub reserved: Value<Vec<Cidr>>,
     /// What each interface has or lacks, by its order.
@@ -134,7 +133,8 @@ pub(super) async fn follow(source: Source, one: Followed) {
 
 /// Returns when the interface is gone.
 async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result<Gone, Failure> {
-    let netlink = &source.netlink;
+    // Of its own: the kernel refuses a listing while another one runs on the same connection.
+    let netlink = &Netlink::open()?;
     match &one.what {
         What::Device { index, .. } => {
             let link = netlink.link(*index).await?;
@@ -166,7 +166,7 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
             };
             tokio::select! {
                 end = kept => end,
-                error = device::join_late(netlink, &device, missing) => Err(error.into()),
+                error = device::join_late(&device, missing) => Err(error.into()),
             }
         }
     }
@@ -253,7 +253,7 @@ async fn automatic(
     link: &Link,
     (routes, mtu): (Vec<Route>, Option<u32>),
 ) -> Result<Gone, Failure> {
-    let netlink = &source.netlink;
+    let netlink = &Netlink::open()?;
     let leads_out = routes.iter().any(|route| route.destination.prefix() == 0);
     let options = dhcp::Options {
         host_name: hostname::of_node,
