@@ -4,6 +4,7 @@ use std::fs;
 
 use anyhow::{Context, ensure};
 use hearth_api::identity::ClusterId;
+use hearth_api::names::disk::ESP_STATE_FILES;
 use hearth_api::ownership::Replacement;
 use hearth_api::recovery::console::{BEGIN, ConsoleChallenge};
 use hearth_api::v1::{self, StorageSecurity, StorageSecurityPolicy};
@@ -356,14 +357,29 @@ async fn a_disk_that_is_too_small_is_told() -> Outcome {
     test.passed()
 }
 
-/// FAULTS 12: no space for the sealed configuration. No cluster is founded that would be lost at the next boot, and the
-/// reason is shown.
+/// A file that takes all free space of an ESP.
+const FILLER: &str = "filler";
+
+/// A full ESP costs a node nothing: an image has the files for its state.
+#[tokio::test]
+async fn a_full_esp_has_room_for_the_state() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    node.disk().await?.fill_esp(FILLER).await?;
+    found(&node).await?;
+    test.passed()
+}
+
+/// FAULTS 12: no space for the sealed configuration, on a disk of an image without files for it. No cluster is founded that
+/// would be lost at the next boot, and the reason is shown.
 #[tokio::test]
 async fn a_full_esp_is_told_and_nothing_is_made() -> Outcome {
-    const FILLER: &str = "filler";
     let test = TestCtx::begin(here!())?;
     let node = test.node("node").raw_disk().install().await?;
     let disk = node.disk().await?;
+    for path in ESP_STATE_FILES {
+        disk.remove_esp(path).await?;
+    }
     disk.fill_esp(FILLER).await?;
     let before = disk.data_digest()?;
     let vm = node.power_on().await?;
