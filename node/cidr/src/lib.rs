@@ -64,6 +64,11 @@ impl Cidr {
         self.prefix
     }
 
+    /// Whether this is all of an address family: the destination of a default route.
+    pub fn is_all(&self) -> bool {
+        self.prefix == 0
+    }
+
     /// Its network: the same prefix, and no other bits.
     pub fn network(&self) -> Self {
         let address = match self.address {

@@ -72,9 +72,7 @@ impl Addressing {
 
     /// Whether there is a default route.
     pub fn has_default_route(&self) -> bool {
-        self.routes
-            .iter()
-            .any(|route| route.destination.prefix() == 0)
+        self.routes.iter().any(|route| route.destination.is_all())
     }
 
     /// Applies this to an interface that is set up, in the place of what was applied before.

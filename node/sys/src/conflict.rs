@@ -6,10 +6,15 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use crate::announce::{self, ARP};
 use crate::raw::{self, FilterStep, Watched};
 
+/// How often an address is probed when it begins to be used.
+pub const PROBES: u32 = 3;
+/// The time between two of these probes; the last one is given as long for its answer.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The offsets of the sender's hardware and IP address in a frame.
 const SENDER_MAC: usize = 22;
 const SENDER: u32 = 28;

@@ -29,7 +29,6 @@ use rtnetlink::{
 };
 use tokio::task::JoinHandle;
 
-pub use advertised::Advertised;
 pub use bonds::BondMode;
 
 use super::cidr::Cidr;

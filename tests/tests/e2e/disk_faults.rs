@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::ensure;
 use hearth_api::console::Report;
+use hearth_api::names::disk::ESP_STATE_FILES;
 use hearth_api::v1::{self, ClusterState, DeleteNodeRequest, NodeCondition};
 use hearth_operator::ClusterStatus;
 use hearth_qemu::vm::DiskFault;
@@ -101,23 +102,13 @@ async fn a_slow_disk_of_the_leader_delays_and_churn_is_bounded() -> Outcome {
     test.passed()
 }
 
-/// The files in which a node keeps its state on the ESP, and the directory of them.
-const STATE: [&str; 7] = [
-    "/hearth",
-    "/hearth/boot_record.0",
-    "/hearth/boot_record.1",
-    "/hearth/cluster_directory.0",
-    "/hearth/cluster_directory.1",
-    "/hearth/sealed_configuration.0",
-    "/hearth/sealed_configuration.1",
-];
-
-/// The ESP of this node's disk, which has been used and is not in use, takes no writes.
+/// The ESP of this node's disk, which has been used and is not in use, takes no writes: neither to the files of the node's
+/// state nor to the directory of them.
 async fn failing_esp(node: &Node) -> anyhow::Result<DiskFault> {
     let disk = node.disk().await?;
     let mut sectors = Vec::new();
-    for path in STATE {
-        sectors.extend(disk.esp_sectors(path).await?);
+    for path in ["hearth"].iter().chain(&ESP_STATE_FILES) {
+        sectors.extend(disk.esp_sectors(&format!("/{path}")).await?);
     }
     Ok(DiskFault::FailingWrites { sectors })
 }

@@ -123,13 +123,18 @@ async fn a_node_joins_over_a_bad_network() -> Outcome {
         jitter: Duration::from_millis(50),
         ..Faults::default()
     };
-    cluster.network().set_faults("node-2", bad).await?;
+    becomes_a_voter_over(&mut cluster, bad).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// The second machine, behind a link with these faults, joins the cluster of the first one and its consensus.
+async fn becomes_a_voter_over(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
+    cluster.network().set_faults("node-2", faults).await?;
     cluster.add_nodes(&[2]).await?;
     cluster.set_consensus_member(2, true).await?;
     cluster.voters_with(&[1, 2]).await?;
-    cluster.all_healthy().await?;
-    drop(cluster);
-    test.passed()
+    cluster.all_healthy().await
 }
 
 /// A link is cut before a machine is powered on, and again when it is a member: it waits, is declared unreachable,
@@ -180,11 +185,7 @@ async fn a_path_that_carries_less_than_it_says() -> Outcome {
         mtu: Some(1400),
         ..Faults::default()
     };
-    cluster.network().set_faults("node-2", narrow).await?;
-    cluster.add_nodes(&[2]).await?;
-    cluster.set_consensus_member(2, true).await?;
-    cluster.voters_with(&[1, 2]).await?;
-    cluster.all_healthy().await?;
+    becomes_a_voter_over(&mut cluster, narrow).await?;
     let writer = cluster.writer(2).await?;
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;

@@ -7,15 +7,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hearth_parameters::Mac;
-use hearth_sys::conflict::Detector;
+use hearth_sys::conflict::{Detector, PROBE_INTERVAL, PROBES};
 use hearth_sys::netlink::Link;
 use tokio::time::{sleep, timeout};
 
 use super::report::{News, Reporter};
 
-/// How often an address is probed at first, and after another machine had it.
-const PROBES: u32 = 3;
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after the first probes, and after a claim, an address is probed again.
 const LATER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Watches an address; never returns while that is possible.

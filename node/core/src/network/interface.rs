@@ -138,7 +138,8 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
     match &one.what {
         What::Device { index, .. } => {
             let link = netlink.link(*index).await?;
-            automatic(source, (reporter, one.metric()), &link, (Vec::new(), None)).await
+            let shared = (source, netlink);
+            automatic(shared, (reporter, one.metric()), &link, (Vec::new(), None)).await
         }
         What::Configured { interface, bond } => {
             let (device, missing) = device::get(netlink, interface, bond).await?;
@@ -154,7 +155,8 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
             let mtu = interface.mtu.map(u32::from);
             let kept = async {
                 if interface.addresses.is_empty() {
-                    automatic(source, (reporter, one.metric()), &link, (routes, mtu)).await
+                    let shared = (source, netlink);
+                    automatic(shared, (reporter, one.metric()), &link, (routes, mtu)).await
                 } else {
                     let addressing = Addressing {
                         addresses: interface.addresses.clone(),
@@ -248,13 +250,12 @@ fn reachable(addresses: &[Cidr]) -> Vec<Cidr> {
 
 /// An interface that gets its addresses from servers and routers.
 async fn automatic(
-    source: &Source,
+    (source, netlink): (&Source, &Netlink),
     (reporter, metric): (&Reporter, u32),
     link: &Link,
     (routes, mtu): (Vec<Route>, Option<u32>),
 ) -> Result<Gone, Failure> {
-    let netlink = &Netlink::open()?;
-    let leads_out = routes.iter().any(|route| route.destination.prefix() == 0);
+    let leads_out = routes.iter().any(|route| route.destination.is_all());
     let options = dhcp::Options {
         host_name: hostname::of_node,
         metric,
@@ -312,10 +313,8 @@ impl Kernels {
         let Some(link) = links.into_iter().find(|it| it.index == link.index) else {
             return Ok(None);
         };
-        let advertised = netlink.advertised(link.index).await?;
-        let usable = advertised.iter().filter(|it| it.usable);
         Ok(Some(Self {
-            advertised: usable.map(|it| it.address).collect(),
+            advertised: netlink.advertised(link.index).await?,
             has_router: netlink.has_advertised_router(link.index).await?,
             link,
         }))
@@ -325,7 +324,7 @@ impl Kernels {
 fn seen(kernels: &Kernels, lease: Option<&Lease>) -> Seen {
     let addresses = lease.map(|lease| lease.address).into_iter();
     let link = &kernels.link;
-    let has_default = |lease: &Lease| lease.routes.iter().any(|it| it.destination.prefix() == 0);
+    let has_default = |lease: &Lease| lease.routes.iter().any(|it| it.destination.is_all());
     let servers = |of: fn(&Lease) -> &Vec<std::net::Ipv4Addr>| {
         let servers = lease.into_iter().flat_map(of).copied();
         servers.map(IpAddr::from).collect()

@@ -9,10 +9,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Lease;
-use crate::conflict::Detector;
+use crate::conflict::{Detector, PROBE_INTERVAL, PROBES};
 
-const PROBES: u32 = 3;
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a claim is reported.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -23,7 +21,6 @@ pub(super) struct Duplicates {
 }
 
 struct Watched {
-    address: IpAddr,
     detector: Detector,
     /// Including the interval after the last one.
     probes_left: u32,
@@ -44,11 +41,8 @@ impl Duplicates {
     /// Watches the address of this lease from now on. Without permission to do so, nothing is noticed.
     pub(super) fn watch(&mut self, interface: u32, mac: [u8; 6], lease: &Lease) {
         let address = lease.address.address();
-        if self
-            .watched
-            .as_ref()
-            .is_some_and(|it| it.address == address)
-        {
+        let is_of = |watched: &Watched| watched.detector.address() == address;
+        if self.watched.as_ref().is_some_and(is_of) {
             return;
         }
         self.stop();
@@ -57,7 +51,6 @@ impl Duplicates {
         match Detector::open(interface, mac, v4) {
             Ok(detector) => {
                 self.watched = Some(Watched {
-                    address,
                     detector,
                     probes_left: PROBES + 1,
                     next_probe: now,

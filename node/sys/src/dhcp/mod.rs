@@ -97,7 +97,7 @@ pub struct LeasedRoute {
 impl Lease {
     /// The gateway of the default route.
     pub fn default_gateway(&self) -> Option<Ipv4Addr> {
-        let default = self.routes.iter().find(|r| r.destination.prefix() == 0);
+        let default = self.routes.iter().find(|r| r.destination.is_all());
         default.and_then(|route| route.gateway)
     }
 }

@@ -12,20 +12,12 @@ use rtnetlink::packet_route::route::{RouteAttribute, RouteProtocol};
 use super::{Netlink, NetlinkError, cidr, refused};
 use crate::cidr::Cidr;
 
-/// An IPv6 address that the kernel has made from a router advertisement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Advertised {
-    /// The address and the length of the advertised prefix.
-    pub address: Cidr,
-    /// Whether it can be used: no other machine has it, and it is not about to expire.
-    pub usable: bool,
-}
-
 impl Netlink {
-    /// The IPv6 addresses of an interface that routers have advertised.
-    pub async fn advertised(&self, index: u32) -> Result<Vec<Advertised>, NetlinkError> {
+    /// The IPv6 addresses that the kernel has given an interface because routers advertised them, with the length of the
+    /// advertised prefix. Those that another machine has or may have, and those about to expire, are left out.
+    pub async fn advertised(&self, index: u32) -> Result<Vec<Cidr>, NetlinkError> {
         let messages = self.address_messages(index).await?;
-        Ok(messages.iter().filter_map(advertised).collect())
+        Ok(messages.iter().filter_map(usable).collect())
     }
 
     /// Whether a router has advertised itself on an interface.
@@ -47,18 +39,13 @@ impl Netlink {
     }
 }
 
-fn advertised(message: &AddressMessage) -> Option<Advertised> {
+fn usable(message: &AddressMessage) -> Option<Cidr> {
     let is_from_router = |attribute: &AddressAttribute| matches!(attribute, AddressAttribute::Protocol(by) if *by == AddressProtocol::RouterAnnouncement);
-    if !message.attributes.iter().any(is_from_router) {
-        return None;
-    }
-    let flags = message.header.flags;
     let unusable = AddressHeaderFlags::Tentative
         | AddressHeaderFlags::Dadfailed
         | AddressHeaderFlags::Deprecated;
-    Some(Advertised {
-        address: cidr(message)
-            .filter(|it| matches!(it.address(), IpAddr::V6(v6) if !v6.is_unicast_link_local()))?,
-        usable: !flags.intersects(unusable),
-    })
+    if !message.attributes.iter().any(is_from_router) || message.header.flags.intersects(unusable) {
+        return None;
+    }
+    cidr(message).filter(|it| matches!(it.address(), IpAddr::V6(v6) if !v6.is_unicast_link_local()))
 }
