@@ -51,11 +51,13 @@ pub const STATE_NOTE_TEXT: &str =
     "The state of a Hearth node. It is bound to this machine: do not change or copy it.\n";
 /// The files in which the node keeps its state, blank: it never has to create one, so that a power cut finds no half of a
 /// directory entry. Each state has two.
-pub const STATE_FILES: [&str; 6] = [
+pub const STATE_FILES: [&str; 8] = [
     "hearth/boot_record.0",
     "hearth/boot_record.1",
     "hearth/cluster_directory.0",
     "hearth/cluster_directory.1",
+    "hearth/network.0",
+    "hearth/network.1",
     "hearth/sealed_configuration.0",
     "hearth/sealed_configuration.1",
 ];

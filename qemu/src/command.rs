@@ -48,6 +48,9 @@ const TCG_CPU: &str = "max,-cx16";
 /// that is an access to a device under its global lock and a change of its own timers: an eighth of the processor time
 /// of a machine with Kubernetes. With the tick its kernel uses half as much. A timer is late by up to 4 ms instead.
 const TCG_TICK: &str = "highres=off nohz=off";
+/// Linux counts ten ticks while it waits for as much of its own time, and takes a timer that is late for a broken one
+/// ("8254 timer not connected to IO-APIC"). On a busy host an emulated machine stood still there for good.
+const TCG_TIMER: &str = "no_timer_check";
 
 /// The configuration of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -398,7 +401,7 @@ impl Machine {
         let mut told = vec![append.to_owned()];
         told.extend(self.tsc.map(|rate| rate.to_string()));
         if self.accel == Accel::Tcg {
-            told.push(TCG_TICK.to_owned());
+            told.extend([TCG_TICK, TCG_TIMER].map(str::to_owned));
         }
         told.join(" ")
     }

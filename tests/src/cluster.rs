@@ -36,6 +36,7 @@ use hearth_api::names;
 use hearth_api::v1::{self, ClusterState, NodeHealth};
 use hearth_history::Reads;
 use hearth_lab::formation::{self, Candidate, is_well};
+use hearth_lab::hearthctl::Hearthctl;
 use hearth_lab::machines;
 use hearth_operator::ClusterStatus;
 use hearth_qemu::switch::{Network, NetworkOptions};
@@ -46,7 +47,7 @@ use crate::clients::Clients;
 use crate::kubernetes::Kubernetes;
 use crate::leaders::Leaders;
 use crate::node::Plan;
-use crate::owner::{Operator, retry_unavailable};
+use crate::owner::{self, Operator, retry_unavailable};
 use crate::places::Occupant;
 use crate::writer::Writer;
 use crate::{Outcome, TestCtx, bounds};
@@ -513,6 +514,23 @@ impl Cluster {
         Ok(())
     }
 
+    /// hearthctl with a context of this cluster and its owner.
+    ///
+    /// # Errors
+    /// If it does not take ownership within the bound.
+    pub async fn hearthctl(&self, test: &TestCtx) -> anyhow::Result<Hearthctl> {
+        let mut curators = Vec::new();
+        for member in &self.members {
+            curators.push(
+                self.network
+                    .forward(&member.name, names::PORT_CURATOR)
+                    .await?,
+            );
+        }
+        let config = test.folder().join("hearthctl.json");
+        owner::hearthctl(test, config, self.members[0].node.folder(), &curators).await
+    }
+
     /// The cluster's Kubernetes, through this node's API server.
     ///
     /// # Errors
@@ -587,13 +605,13 @@ impl Cluster {
     }
 }
 
-/// Machines that are powered off, and their network.
 /// Plans of this many machines.
 fn usual(test: &TestCtx, nodes: u16) -> Vec<Plan<'_>> {
     let names = (1..=nodes).map(machines::name);
     names.map(|name| test.node(&name)).collect()
 }
 
+/// Machines that are powered off, and their network.
 async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<(Network, Vec<Member>)> {
     let options = NetworkOptions::default();
     let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));

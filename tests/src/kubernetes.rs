@@ -17,11 +17,10 @@ use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use serde_json::{Value, json};
 
+use crate::bounds::{self, until_ok};
 use crate::node::Running;
-use crate::{Outcome, TestCtx, bounds};
+use crate::{Outcome, TestCtx, owner};
 
-/// Between two queries. Each starts kubectl and hearthctl and takes a new certificate: seconds of a host's CPU.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// The bundled test image: a busybox that serves HTTP at this port, whose `/cgi-bin/hostname` returns the pod's name.
 const IMAGE: &str = "hearth.local/probe:1";
 /// The port of its server.
@@ -39,28 +38,20 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// Through this machine's API server and curator, as the cluster's owner, whose files are in the folder `owner`.
+    /// Through this machine's API server and curator, as the cluster's owner, whose files are in the folder `founder`.
     ///
     /// # Errors
     /// If hearthctl does not succeed within the bound.
-    pub async fn at(test: &TestCtx, vm: &Running, owner: &Path) -> anyhow::Result<Self> {
+    pub async fn at(test: &TestCtx, vm: &Running, founder: &Path) -> anyhow::Result<Self> {
         let server = vm.forwarded(names::PORT_KUBERNETES);
         let server = server.context("the API server's port is not forwarded")?;
         let folder = test.folder().join(format!("kubectl-{}", server.port()));
         fs::create_dir_all(&folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
-        let hearthctl = Hearthctl {
-            program: test.artifacts().hearthctl.clone(),
-            config: folder.join("hearthctl.json"),
-        };
         let curator = vm.forwarded(names::PORT_CURATOR);
         let curator = curator.context("the curator's port is not forwarded")?;
-        let take = hearthctl.take_ownership("test", owner, &[curator]);
-        // A curator that was just elected, or has lost its leader, is unavailable for a moment.
-        until_ok("the owner's certificate", bounds::SETTLED, || async {
-            Ok(tool::run(&take).await?)
-        })
-        .await?;
+        let config = folder.join("hearthctl.json");
+        let hearthctl = owner::hearthctl(test, config, founder, &[curator]).await?;
         let before = Self {
             kubectl: test.kubernetes()?.kubectl.clone(),
             hearthctl,
@@ -89,6 +80,17 @@ impl Kubernetes {
             kubeconfig,
             ..self.clone()
         })
+    }
+
+    /// Sets (`NAME=VALUE`) or removes (`NAME`) settings of a node.
+    ///
+    /// # Errors
+    /// If they are refused.
+    pub async fn node_settings(&self, verb: &str, node: &str, settings: &[&str]) -> Outcome {
+        let words = ["node", "setting", verb, node];
+        let line = self.hearthctl.call(words.iter().chain(settings).copied());
+        tool::run(&line).await?;
+        Ok(())
     }
 
     /// Changes cluster settings (`NAME=VALUE`).
@@ -478,28 +480,4 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
     let mut conditions = conditions.into_iter().flatten();
     let found = conditions.find(|condition| condition["type"] == kind);
     found.map_or("", |found| found["status"].as_str().unwrap_or_default())
-}
-
-/// Repeats until it succeeds.
-async fn until_ok<T, F>(wanted: &str, bound: Duration, attempt: impl Fn() -> F) -> anyhow::Result<T>
-where
-    F: Future<Output = anyhow::Result<T>>,
-{
-    let mut last = None;
-    let tries = async {
-        loop {
-            match attempt().await {
-                Ok(value) => return value,
-                Err(error) => last = Some(error),
-            }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    };
-    match tokio::time::timeout(bound, tries).await {
-        Ok(value) => Ok(value),
-        Err(_) => match last {
-            Some(error) => Err(error.context(format!("{wanted}: timed out after {bound:?}"))),
-            None => bail!("{wanted}: no answer within {bound:?}"),
-        },
-    }
 }

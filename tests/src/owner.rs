@@ -3,6 +3,9 @@
 //! The owner and the calls are those of [`hearth_lab`]; this module adds the repetition of calls, their bounds, and
 //! waits.
 
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, ensure};
 use futures::StreamExt;
 use hearth_api::client::{self, Endpoint, within};
@@ -11,13 +14,15 @@ use hearth_api::tls::TlsError;
 use hearth_api::v1::{
     self, GetClusterInfoResponse, NodeParameters, StorageSecurityPolicy, WatchRequest,
 };
-use hearth_lab::Owner;
 use hearth_lab::formation::is_well;
+use hearth_lab::hearthctl::Hearthctl;
 use hearth_lab::owner::with_storage;
+use hearth_lab::{Owner, tool};
 use hearth_operator::ClusterStatus;
 use tonic::Status;
 
-use crate::bounds;
+use crate::TestCtx;
+use crate::bounds::{self, until_ok};
 
 /// Parameters for the first node of this owner's cluster, with a domain that distinguishes two of them later.
 pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
@@ -26,6 +31,30 @@ pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
         ..with_storage(StorageSecurityPolicy::NeedsInsecure)
     };
     owner.parameters(configuration)
+}
+
+/// hearthctl with this contexts file, and in it a context of the cluster of these curators, whose owner's files are in the
+/// folder `founder`.
+///
+/// # Errors
+/// If it does not take ownership within the bound.
+pub async fn hearthctl(
+    test: &TestCtx,
+    config: PathBuf,
+    founder: &Path,
+    curators: &[SocketAddr],
+) -> anyhow::Result<Hearthctl> {
+    let hearthctl = Hearthctl {
+        program: test.artifacts().hearthctl.clone(),
+        config,
+    };
+    let take = hearthctl.take_ownership("test", founder, curators);
+    // A curator that was just elected, or has lost its leader, is unavailable for a moment.
+    until_ok("the owner's certificate", bounds::SETTLED, || async {
+        Ok(tool::run(&take).await?)
+    })
+    .await?;
+    Ok(hearthctl)
 }
 
 /// An owner with a certificate, who repeats calls while a curator has no contact with consensus.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use hearth_api::identity::NodeId;
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::cluster_directory::{self, Address};
-use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
+use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeSetting, NodeState};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_host::handover::MemberData;
 use hearth_host::networking::Networking;
@@ -43,6 +43,8 @@ pub struct Seen {
     pub curator_port: u32,
     /// Its labels, as set by operators.
     pub labels: Vec<Label>,
+    /// Its settings, as set by operators.
+    pub settings: Vec<NodeSetting>,
     /// Its mesh address range and key, once assigned.
     pub networking: Option<Networking>,
 }
@@ -71,6 +73,7 @@ impl From<&Node> for Seen {
             second_address: status.second_address.parse().ok(),
             curator_port: if usual { 0 } else { status.curator_port },
             labels: node.labels.clone(),
+            settings: node.settings.clone(),
             networking,
         }
     }

@@ -23,6 +23,7 @@ mod names;
 pub mod nodemgmt;
 pub mod rolefetch;
 pub mod statuspush;
+pub mod sysctls;
 #[cfg(any(test, feature = "testing"))]
 #[allow(
     missing_docs,

@@ -1,5 +1,5 @@
-//! The node's own API: logs, packet filter and power for operators, the exchange of addresses and the time for other
-//! nodes.
+//! The node's own API: logs, packet filter, network and power for operators, the exchange of addresses and the time for
+//! other nodes.
 //!
 //! Every node with credentials serves it, without a quorum: an operator can use it when nothing
 //! else answers. Authorization therefore uses what this node knows, which is the curators' nodes as
@@ -15,6 +15,8 @@
 //! this node learns of it. There is one user, the owner; certificates of other users are rejected,
 //! and so are those of a former owner, once this node has recorded the present one.
 
+mod network;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -29,8 +31,10 @@ use hearth_api::tls::PeerCertificate;
 use hearth_api::v1::node_local_server::NodeLocalServer;
 use hearth_api::v1::node_management_server::{NodeManagement, NodeManagementServer};
 use hearth_api::v1::{
-    GetLogsRequest, GetLogsResponse, GetPacketFilterRequest, GetPacketFilterResponse, LogEntry,
-    LogSeverity, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
+    ConfirmNetworkRequest, ConfirmNetworkResponse, GetLogsRequest, GetLogsResponse,
+    GetNetworkRequest, GetNetworkResponse, GetPacketFilterRequest, GetPacketFilterResponse,
+    LogEntry, LogSeverity, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
+    TryNetworkRequest, TryNetworkResponse,
 };
 use hearth_base::event::Value;
 use hearth_base::logtree::{Backlog, Entry, LogTree, Query, Severity};
@@ -38,9 +42,11 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::handover::{MemberData, PacketFilter};
 use hearth_host::logs::{self, Piece};
+use hearth_host::network_control::NetworkControl;
 use hearth_host::power::{Power, PowerRequest};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::addresses::{AddressBook, Local};
@@ -65,8 +71,12 @@ pub struct Worker {
     pub log_tree: LogTree,
     /// Reboots or powers off the machine.
     pub power: Power,
+    /// Shows and changes the node's network.
+    pub network_control: NetworkControl,
     /// Answers the exchange of addresses.
     pub book: Arc<AddressBook>,
+    /// Read: when the last acknowledged heartbeat was sent.
+    pub acknowledged: Value<Instant>,
     /// Read: this node's credentials.
     pub member: Value<MemberData>,
     /// Read: the nodes according to the curators.
@@ -94,6 +104,10 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let service = Service {
         log_tree: worker.log_tree.clone(),
         power: worker.power.clone(),
+        network: network::Network {
+            control: worker.network_control.clone(),
+            acknowledged: worker.acknowledged.clone(),
+        },
         readers: Arc::new(Semaphore::new(READERS)),
         packet_filter: worker.packet_filter.clone(),
         filter_readers: Semaphore::new(FILTER_READERS),
@@ -214,6 +228,7 @@ fn another_owner(settings: &UnlockSettings, key: Option<PublicKey>) -> Option<Pu
 struct Service {
     log_tree: LogTree,
     power: Power,
+    network: network::Network,
     readers: Arc<Semaphore>,
     packet_filter: Value<PacketFilter>,
     filter_readers: Semaphore,
@@ -280,6 +295,29 @@ impl NodeManagement for Service {
     ) -> Result<Response<PowerOffResponse>, Status> {
         self.end(&request, PowerRequest::PowerOff)?;
         Ok(Response::new(PowerOffResponse {}))
+    }
+
+    async fn get_network(
+        &self,
+        _: Request<GetNetworkRequest>,
+    ) -> Result<Response<GetNetworkResponse>, Status> {
+        Ok(Response::new(self.network.get().await?))
+    }
+
+    async fn try_network(
+        &self,
+        request: Request<TryNetworkRequest>,
+    ) -> Result<Response<TryNetworkResponse>, Status> {
+        self.network.begin(request.into_inner()).await?;
+        Ok(Response::new(TryNetworkResponse {}))
+    }
+
+    async fn confirm_network(
+        &self,
+        request: Request<ConfirmNetworkRequest>,
+    ) -> Result<Response<ConfirmNetworkResponse>, Status> {
+        self.network.confirm(request.into_inner()).await?;
+        Ok(Response::new(ConfirmNetworkResponse {}))
     }
 }
 

@@ -1,6 +1,6 @@
-//! This node's roles: from the disk at first, then from the curators.
+//! This node's roles and settings: from the disk at first, then from the curators.
 //!
-//! The saved roles come first, because a consensus member must start before there is any curator to
+//! The saved ones come first, because a consensus member must start before there is any curator to
 //! ask. Roles from the curators are saved before they are published, so that a node has never
 //! started a role that it does not remember after a power cut.
 //!
@@ -13,11 +13,12 @@
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hearth_api::node_settings::NodeSettings;
 use hearth_api::private::StoredRoles;
-use hearth_api::v1::{NodeRoles, WatchRequest};
+use hearth_api::v1::{NodeRoles, NodeSetting, WatchRequest};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::handover::{MemberData, Refusals};
@@ -38,6 +39,8 @@ pub struct Worker {
     pub connection: Value<CuratorConnection>,
     /// Written: this node's roles.
     pub local_roles: Writer<NodeRoles>,
+    /// Written: this node's settings.
+    pub node_settings: Writer<Arc<NodeSettings>>,
     /// Written: incremented when the curators do not know this node.
     pub refusals: Arc<Writer<Refusals>>,
 }
@@ -48,12 +51,14 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         member = async { worker.member.watch().next().await } => member?,
         () = ctx.cancelled() => return Ok(()),
     };
-    if let Some(roles) = load(&worker.roles_file)? {
-        publish(&worker.local_roles, roles);
+    let saved = load(&worker.roles_file)?;
+    if let Some(saved) = &saved {
+        publish(&worker, saved);
     }
+    let saved = Mutex::new(saved);
     ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let health = Health::of(&ctx);
-    let follow = |connection| follow(&health, &worker, connection, &member);
+    let follow = |connection| follow(&health, &worker, connection, &member, &saved);
     ctx.until_cancelled(for_each_connection(&worker.connection, follow))
         .await
 }
@@ -64,6 +69,7 @@ async fn follow(
     worker: &Worker,
     connection: CuratorConnection,
     member: &MemberData,
+    saved: &Mutex<Option<Assigned>>,
 ) -> Outcome {
     let own = member.own.node().to_string();
     let request = WatchRequest {
@@ -79,38 +85,64 @@ async fn follow(
             heartbeat::count(&worker.refusals);
         }
         for node in event.nodes.into_iter().filter(|node| node.id == own) {
-            let roles = node.roles.unwrap_or_default();
-            if worker.local_roles.value().get().as_ref() != Some(&roles) {
-                save(&worker.roles_file, &roles)?;
-                publish(&worker.local_roles, roles);
+            let assigned = Assigned {
+                roles: node.roles.unwrap_or_default(),
+                settings: node.settings,
+            };
+            let mut saved = saved.lock().unwrap_or_else(PoisonError::into_inner);
+            if saved.as_ref() != Some(&assigned) {
+                save(&worker.roles_file, &assigned)?;
+                publish(worker, &assigned);
+                *saved = Some(assigned);
             }
         }
     }
 }
 
-fn publish(local_roles: &Writer<NodeRoles>, roles: NodeRoles) {
-    if local_roles.value().get().as_ref() != Some(&roles) {
+fn publish(worker: &Worker, assigned: &Assigned) {
+    let roles = assigned.roles;
+    if worker.local_roles.value().get().as_ref() != Some(&roles) {
         tracing::info!(
             consensus_member = roles.consensus_member.is_some(),
             kubernetes_controller = roles.kubernetes_controller.is_some(),
             kubernetes_worker = roles.kubernetes_worker.is_some(),
             "roles changed"
         );
-        local_roles.set(roles);
+        worker.local_roles.set(roles);
+    }
+    let settings = NodeSettings::of(&assigned.settings);
+    let current = worker.node_settings.value().get();
+    if current.as_deref() != Some(&settings) {
+        worker.node_settings.set(Arc::new(settings));
     }
 }
 
-/// Loads the roles from the disk; `None` if none were saved.
-pub fn load(path: &Path) -> Result<Option<NodeRoles>, RecordError> {
-    let read = |stored: StoredRoles| Ok::<_, Infallible>(stored.roles.unwrap_or_default());
+/// What the cluster has assigned to a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Assigned {
+    /// Its roles.
+    pub roles: NodeRoles,
+    /// Its settings, also those that this release does not know.
+    pub settings: Vec<NodeSetting>,
+}
+
+/// Loads what was assigned last from the disk; `None` if nothing was saved.
+pub fn load(path: &Path) -> Result<Option<Assigned>, RecordError> {
+    let read = |stored: StoredRoles| {
+        Ok::<_, Infallible>(Assigned {
+            roles: stored.roles.unwrap_or_default(),
+            settings: stored.settings,
+        })
+    };
     record::load(path, read)
 }
 
-/// Saves the roles durably.
-pub fn save(path: &Path, roles: &NodeRoles) -> Result<(), RecordError> {
+/// Saves it durably.
+pub fn save(path: &Path, assigned: &Assigned) -> Result<(), RecordError> {
     let stored = StoredRoles {
         version: StoredRoles::VERSION,
-        roles: Some(*roles),
+        roles: Some(assigned.roles),
+        settings: assigned.settings.clone(),
     };
     record::save(path, &stored)
 }
@@ -122,17 +154,27 @@ mod tests {
 
     use super::*;
 
+    fn settings() -> Vec<NodeSetting> {
+        vec![NodeSetting {
+            name: "of.a.later.release".into(),
+            value: "7".into(),
+        }]
+    }
+
     #[test]
     fn roles_survive_and_nonsense_is_not_empty() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("roles.pb");
         assert_eq!(load(&path).unwrap(), None);
-        let roles = NodeRoles {
-            consensus_member: Some(ConsensusMember::default()),
-            ..NodeRoles::default()
+        let assigned = Assigned {
+            roles: NodeRoles {
+                consensus_member: Some(ConsensusMember::default()),
+                ..NodeRoles::default()
+            },
+            settings: settings(),
         };
-        save(&path, &roles).unwrap();
-        assert_eq!(load(&path).unwrap(), Some(roles));
+        save(&path, &assigned).unwrap();
+        assert_eq!(load(&path).unwrap(), Some(assigned));
 
         std::fs::write(&path, b"\xff\xff").unwrap();
         assert!(matches!(load(&path), Err(RecordError::Message { .. })));
@@ -154,14 +196,24 @@ mod tests {
             kubernetes_controller: Some(KubernetesController {}),
             kubernetes_worker: Some(KubernetesWorker {}),
         };
-        save(&path, &roles).unwrap();
+        let mut assigned = Assigned {
+            roles,
+            settings: Vec::new(),
+        };
+        save(&path, &assigned).unwrap();
         let stored = stored_form!("roles.pb", std::fs::read(&path).unwrap());
         std::fs::write(&path, stored).unwrap();
-        assert_eq!(load(&path).unwrap(), Some(roles));
+        assert_eq!(load(&path).unwrap(), Some(assigned.clone()));
 
-        save(&path, &NodeRoles::default()).unwrap();
+        assigned.settings = settings();
+        save(&path, &assigned).unwrap();
+        let stored = stored_form!("roles-settings.pb", std::fs::read(&path).unwrap());
+        std::fs::write(&path, stored).unwrap();
+        assert_eq!(load(&path).unwrap(), Some(assigned));
+
+        save(&path, &Assigned::default()).unwrap();
         let stored = stored_form!("roles-none.pb", std::fs::read(&path).unwrap());
         std::fs::write(&path, stored).unwrap();
-        assert_eq!(load(&path).unwrap(), Some(NodeRoles::default()));
+        assert_eq!(load(&path).unwrap(), Some(Assigned::default()));
     }
 }

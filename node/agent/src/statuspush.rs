@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::identity::PublicKey;
-use hearth_api::names::conditions::{self, NETWORK};
+use hearth_api::names::conditions::{self, NETWORK, SETTINGS};
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::v1::{
     self, NodeCondition, NodeStatus, RecordedSettings, StorageStatus, UpdateNodeStatusRequest,
@@ -62,6 +62,8 @@ pub struct Worker {
     pub esp_writes: EspWrites,
     /// Read: what the network interfaces lack.
     pub network_problems: Value<Vec<String>>,
+    /// Read: the settings of the node that its kernel has refused.
+    pub refused_settings: Value<Vec<String>>,
     /// Read: the address that the curators have, for a node that may not report its own.
     pub view: Value<Arc<View>>,
     /// Read: what this node has recorded of its cluster's settings.
@@ -128,6 +130,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut esp = worker.esp_writes.watch();
     let mut all_problems = worker.network_problems.watch();
     let mut problems = worker.network_problems.get().unwrap_or_default();
+    let mut all_refused = worker.refused_settings.watch();
+    let mut refused_settings = worker.refused_settings.get().unwrap_or_default();
 
     let mut connection = connections.next().await?;
     let mut address = tokio::select! {
@@ -155,7 +159,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 .conditions()
                 .into_iter()
                 .chain(esp.condition())
-                .chain(network_condition(&problems))
+                .chain(unmet(NETWORK, "InterfaceProblem", &problems))
+                .chain(unmet(SETTINGS, "Refused", &refused_settings))
                 .chain(known_conditions.iter().cloned())
                 .collect(),
             recorded_settings: Some(message(&recorded)),
@@ -192,6 +197,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             next = conditions.next() => known_conditions = next?,
             changed = esp.changed() => changed?,
             next = all_problems.next() => problems = next?,
+            next = all_refused.next() => refused_settings = next?,
             next = recordings.next() => recorded = next?,
             next = times.next() => time.update(next?),
             next = control_planes.next() => control_plane = next?,
@@ -199,12 +205,12 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     }
 }
 
-/// The condition of a node whose network interfaces lack something.
-fn network_condition(problems: &[String]) -> Option<NodeCondition> {
+/// The condition of a node that has problems of one kind.
+fn unmet(kind: &str, reason: &str, problems: &[String]) -> Option<NodeCondition> {
     (!problems.is_empty()).then(|| NodeCondition {
-        r#type: NETWORK.to_owned(),
+        r#type: kind.to_owned(),
         met: false,
-        reason: "InterfaceProblem".to_owned(),
+        reason: reason.to_owned(),
         message: conditions::printable(&problems.join("; ")),
     })
 }

@@ -162,7 +162,8 @@ pub fn is_key(key: &str) -> bool {
     }
 }
 
-fn is_word(word: &str) -> bool {
+/// Whether this is a valid value of a label that is not empty.
+pub fn is_word(word: &str) -> bool {
     let bytes = word.as_bytes();
     (1..=MAX_WORD_LENGTH).contains(&bytes.len())
         && bytes

@@ -28,6 +28,7 @@ pub mod labels;
 mod lifetime;
 pub mod manifests;
 pub mod names;
+pub mod node_settings;
 pub mod owner;
 pub mod ownership;
 pub mod permissions;

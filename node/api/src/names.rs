@@ -65,6 +65,8 @@ pub mod conditions {
     pub const NO_IPV4_ADDRESS: &str = "NoIpv4Address";
     /// Condition of a node while a network interface does not have what it should.
     pub const NETWORK: &str = "Network";
+    /// Settings of the node that its kernel refuses.
+    pub const SETTINGS: &str = "Settings";
     /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.
@@ -114,11 +116,13 @@ pub mod disk {
     /// The parameters' path on it.
     pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
     /// The files in which a node keeps its state, in the ESP's root. An image has them, blank.
-    pub const ESP_STATE_FILES: [&str; 6] = [
+    pub const ESP_STATE_FILES: [&str; 8] = [
         "hearth/boot_record.0",
         "hearth/boot_record.1",
         "hearth/cluster_directory.0",
         "hearth/cluster_directory.1",
+        "hearth/network.0",
+        "hearth/network.1",
         "hearth/sealed_configuration.0",
         "hearth/sealed_configuration.1",
     ];

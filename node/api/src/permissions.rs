@@ -57,6 +57,7 @@ const USER: &[Permission] = &[
     Permission::TrustImages,
     Permission::ReadNodeLogs,
     Permission::NodePower,
+    Permission::ConfigureNode,
     Permission::UseKubernetes,
 ];
 

@@ -69,7 +69,7 @@ redacted_debug!(Founding {
 
 redacted_debug!(StoredNode {
     shown: version, id, public_key, join_key, state, roles, labels, tpm_usage, storage_security,
-        decommissioning, certificate, networking;
+        decommissioning, certificate, networking, settings;
     secret: cluster_unlock_key
 });
 

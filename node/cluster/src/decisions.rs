@@ -20,6 +20,7 @@
 //! | [`networking`] | mesh keys and pod ranges |
 //! | [`removal`] | deletion of a node |
 //! | [`labelling`] | labels |
+//! | [`node_settings`] | settings of a node |
 //! | [`kubernetes`] | certificates and access for Kubernetes |
 //! | [`configuration`] | the cluster's configuration |
 
@@ -30,7 +31,9 @@ pub mod join;
 pub mod kubernetes;
 pub mod labelling;
 pub mod networking;
+pub mod node_settings;
 pub mod ownership;
+mod pairs;
 pub mod registration;
 pub mod rejection;
 pub mod removal;

@@ -36,8 +36,8 @@ use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
 use hearth_api::v1::{
-    AdmissionPolicy, ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles, NodeState,
-    NodeStatus, OwnerReplacement, StorageSecurity, TpmUsage,
+    AdmissionPolicy, ClusterConfiguration, ColdStartPolicy, Label, NodeJoin, NodeRoles,
+    NodeSetting, NodeState, NodeStatus, OwnerReplacement, StorageSecurity, TpmUsage,
 };
 use hearth_tpm::Digest;
 use prost::Message;
@@ -322,8 +322,10 @@ pub struct NodeRecord {
     pub state: NodeState,
     /// The roles that it has to run.
     pub roles: NodeRoles,
-    /// Its labels, set by operators.
+    /// Its labels, by operators.
     pub labels: Vec<Label>,
+    /// Its settings, by operators.
+    pub settings: Vec<NodeSetting>,
     /// How it uses its TPM.
     pub tpm_usage: TpmUsage,
     /// How it protects its data partition.
@@ -364,6 +366,7 @@ impl NodeRecord {
             storage_security: stored.storage_security(),
             roles: stored.roles.unwrap_or_default(),
             labels: stored.labels,
+            settings: stored.settings,
             decommissioning: stored.decommissioning,
             networking,
         })

@@ -27,6 +27,8 @@ use hearth_host::console::{report, report_once};
 use hearth_host::handover::TimeStatus;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Esp, Root};
+use hearth_host::network_control;
+use hearth_host::network_setting::NetworkSettingStore;
 use hearth_host::parameters::cloud::{self, Cloud};
 use hearth_host::parameters::config_drive::ConfigDrive;
 use hearth_host::parameters::{Loaded, Sources};
@@ -303,11 +305,11 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         tracing::warn!(name, "test image: failpoint armed");
     }
     // The ESP is slow, and may not respond at all.
-    let (sealed, parameters, cloud, configuration) = tokio::task::block_in_place(|| {
+    let (sealed, parameters, cloud, given_network) = tokio::task::block_in_place(|| {
         let sealed = Arc::new(SealedStore::new(&node.root.esp, sealer(&node.root)));
         let (parameters, cloud) = local_parameters(&sources, &sealed);
-        let configuration = network::configuration(&parameters, &sealed);
-        (sealed, parameters, cloud, configuration)
+        let given_network = network::of_parameters(&parameters, &sealed);
+        (sealed, parameters, cloud, given_network)
     });
     let (address_writer, address) = event::value();
     let (second_address_writer, second_address) = event::value();
@@ -316,8 +318,12 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     let (network_problems_writer, network_problems) = event::value();
     let settings = event::value().0;
     let (time_writer, time) = event::value();
+    let (network_control, calls) = network_control::new();
+    let network_configuration = event::value().0;
+    let (network_followed_writer, network_followed) = event::value();
     let network = Arc::new(Network {
-        configuration,
+        network_configuration: network_configuration.value(),
+        network_followed: network_followed_writer,
         root: node.root.clone(),
         settings: settings.value(),
         address: Arc::new(address_writer),
@@ -326,6 +332,18 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         network_problems: Arc::new(network_problems_writer),
         dhcp_time_servers: Arc::new(dhcp_time_servers_writer),
     });
+    let control = Arc::new(network::control::Control {
+        parameters: given_network,
+        store: NetworkSettingStore::new(&node.root.esp),
+        calls,
+        network_configuration,
+        network_followed,
+        address: address.clone(),
+        network_problems: network_problems.clone(),
+    });
+    ctx.run("netcontrol", move |ctx| {
+        network::control::run(ctx, control.clone())
+    })?;
     // Enrolment will wait for an address, so everything else comes after it.
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
     let boot_record = tokio::task::block_in_place(|| {
@@ -355,6 +373,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         second_address,
         mtu,
         network_problems,
+        network_control,
         dhcp_time_servers,
         settings,
         boot_record,

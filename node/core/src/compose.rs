@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use hearth_agent::addresses::{self, AddressBook};
 use hearth_agent::{
-    certificates, connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush, time,
+    certificates, connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush, sysctls, time,
 };
 use hearth_api::names::{
     EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, PORT_UNLOCK,
@@ -36,6 +36,7 @@ use hearth_host::extensions::Extensions;
 use hearth_host::handover::{MemberData, TimeStatus};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
+use hearth_host::network_control::NetworkControl;
 use hearth_host::power::Power;
 use hearth_host::prover::Prover;
 use hearth_host::storage::{DataPartition, System, upkeep};
@@ -44,7 +45,7 @@ use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::{firewall, mesh};
 use hearth_sys::block::Disk;
 use hearth_sys::clock::Kernel;
-use hearth_sys::{console, hostname};
+use hearth_sys::{console, hostname, sysctl};
 use tokio::time::Instant;
 
 use crate::{controlplane, screen};
@@ -77,6 +78,8 @@ pub struct Inputs {
     pub mtu: Value<u32>,
     /// What its network interfaces lack; written by the network worker.
     pub network_problems: Value<Vec<String>>,
+    /// Calls of operators about the network.
+    pub network_control: NetworkControl,
     /// The cluster's settings for Kubernetes; the network worker reads them, too.
     pub settings: Writer<Arc<KubernetesConfiguration>>,
     /// The time servers that DHCP names; written by the network worker.
@@ -103,6 +106,7 @@ struct RoleServer {
     kubernetes: Arc<hearth_kubernetes::Worker>,
     nodemgmt: Arc<nodemgmt::Worker>,
     statuspush: Arc<statuspush::Worker>,
+    sysctls: Arc<sysctls::Worker>,
 }
 
 /// Starts all workers below the root runnable. Returns the member data, which the debug service
@@ -122,6 +126,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         second_address,
         mtu,
         network_problems,
+        network_control,
         dhcp_time_servers,
         settings: settings_writer,
         boot_record: boot_record_written,
@@ -142,6 +147,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (enrolment_phase_writer, enrolment_phase) = event::value();
     let (connectivity_writer, connectivity) = event::value();
     let (local_roles_writer, local_roles) = event::value();
+    let (node_settings_writer, node_settings) = event::value();
+    let (refused_settings_writer, refused_settings) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (consensus_writer, consensus) = event::value();
     let (connection_writer, connection) = event::value();
@@ -244,13 +251,14 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             member: member.clone(),
             connection: connection.clone(),
             local_roles: local_roles_writer,
+            node_settings: node_settings_writer,
             refusals: refusals_writer.clone(),
         }),
         connection: Arc::new(connection::Worker {
             member: member.clone(),
             control_plane: control_plane.clone(),
             directory: directory.clone(),
-            acknowledged,
+            acknowledged: acknowledged.clone(),
             disowned,
             connectivity: connectivity_writer,
             connection: connection_writer,
@@ -327,6 +335,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             connection: connection.clone(),
             consensus,
             local_roles,
+            node_settings: node_settings.clone(),
             view: view.clone(),
             learned,
             address: address.clone(),
@@ -342,7 +351,9 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             listen: any(PORT_NODE_MANAGEMENT),
             log_tree,
             power,
+            network_control,
             book,
+            acknowledged: acknowledged.clone(),
             member: member.clone(),
             view: view.clone(),
             cluster_state: cluster_state.clone(),
@@ -355,6 +366,12 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             connection: connection.clone(),
             prover: prover.clone(),
         }),
+        sysctls: Arc::new(sysctls::Worker {
+            proc_sys: sysctl::PROC_SYS.into(),
+            before: Mutex::default(),
+            node_settings,
+            refused_settings: refused_settings_writer,
+        }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
             connection,
@@ -366,6 +383,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             conditions,
             esp_writes,
             network_problems,
+            refused_settings,
             view,
             recorded,
             time: time_status.clone(),
@@ -451,6 +469,7 @@ async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
     ctx.run_worker("kubernetes", &roles.kubernetes, hearth_kubernetes::run)?;
     ctx.run_worker("nodemgmt", &roles.nodemgmt, nodemgmt::run)?;
     ctx.run_worker("statuspush", &roles.statuspush, statuspush::run)?;
+    ctx.run_worker("sysctls", &roles.sysctls, sysctls::run)?;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! The parameters say which interfaces are used, and how; the sealed configuration has a copy from the time of enrolment,
 //! so that a later boot needs no parameters. Without any of both, every Ethernet device is used, by DHCP and by the
-//! advertisements of IPv6 routers.
+//! advertisements of IPv6 routers. An operator can set another configuration while the node runs ([`control`]): then all
+//! interfaces are taken down, and the new ones begin as at boot.
 //!
 //! Each interface is followed on its own ([`interface`]) and reports what it has: one that fails, or that has to wait, holds no
 //! other one up. From the reports this worker decides ([`choice`]) which interface leads: its first address is the one at which
@@ -16,13 +17,16 @@
 //! - `choice`: which interface leads, and what the node has from all of them; pure.
 //! - `interface`: from a device to addresses; again whenever that fails.
 //! - `device`: the device of an interface, as soon as it exists; `claims`: whether another machine has its address.
+//! - `control`: the configuration, and how operators change it; `trial`: which one is used meanwhile; pure.
 //! - this module: the order of it all, and what is published.
 
 mod choice;
 mod claims;
+pub(crate) mod control;
 mod device;
 mod interface;
 mod report;
+mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -36,13 +40,14 @@ use hearth_api::v1::KubernetesConfiguration;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_enrolment::sealed::{SealedStore, Stored};
+use hearth_host::console;
 use hearth_host::layout::Root;
 use hearth_host::networking::cidr;
-use hearth_host::{console, parameters};
-use hearth_parameters::{Interface, Network as Configuration};
+use hearth_host::parameters::Loaded;
+use hearth_parameters::{self as parameters, Interface};
 use hearth_sys::cidr::Cidr;
 use hearth_sys::netlink::{LinkKind, LinkMonitor, Netlink, NetlinkError};
-use hearth_sys::{files, sysctl};
+use hearth_sys::{devices, files, sysctl};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -55,24 +60,24 @@ const PUBLIC: u32 = 0o644;
 /// How long an address waits for a better one that another interface may get: longer than DHCP takes where it works.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The network configuration of this boot.
-pub(crate) fn configuration(
-    parameters: &parameters::Loaded,
-    sealed: &SealedStore,
-) -> Configuration {
+/// The network configuration that this machine was given.
+pub(crate) fn of_parameters(parameters: &Loaded, sealed: &SealedStore) -> parameters::Network {
     if let Ok(Some(found)) = parameters {
         return found.parameters.network.clone();
     }
     match sealed.load() {
         Ok(Stored::Sealed(sealed)) => sealed.network().cloned().unwrap_or_default(),
         // Enrolment reads the sealed configuration, too, and reports what is wrong with it.
-        Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => Configuration::default(),
+        Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => parameters::Network::default(),
     }
 }
 
 /// The inputs and outputs of the network worker.
 pub(crate) struct Network {
-    pub configuration: Configuration,
+    /// Input: the configuration of the interfaces.
+    pub network_configuration: Value<parameters::Network>,
+    /// The configuration whose interfaces are followed, after those of the one before were taken down.
+    pub network_followed: Writer<parameters::Network>,
     /// For the path of `resolv.conf`.
     pub root: Root,
     /// Input: the cluster's settings for Kubernetes, on nodes with one of its roles; they have the ranges of pods and services.
@@ -94,19 +99,50 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     if let Err(error) = sysctl::set("net.ipv4.tcp_mtu_probing", "1") {
         tracing::warn!("{}", chain(&error));
     }
-    let (tell, heard) = mpsc::channel(8);
     let (reserved_writer, reserved) = event::value();
-    let source = Source { reserved, tell };
     let mut published = Published::new(&network);
     ctx.healthy();
     ctx.until_cancelled(async {
         tokio::select! {
-            end = published.follow(heard) => end,
-            end = follow_interfaces(&netlink, &source, &network.configuration.interfaces) => end,
+            end = follow_configurations(&netlink, &mut published, &reserved) => end,
             end = reserve(&network.settings, &reserved_writer) => end,
         }
     })
     .await
+}
+
+/// Follows the interfaces of the configuration, and begins anew with those of the next one. Returns only on an error.
+async fn follow_configurations(
+    netlink: &Netlink,
+    published: &mut Published<'_>,
+    reserved: &Value<Vec<Cidr>>,
+) -> Outcome {
+    let network = published.network;
+    let mut configurations = network.network_configuration.watch();
+    let mut configuration = configurations.next().await?;
+    loop {
+        let before = network.network_followed.value().get();
+        if before.is_some_and(|before| before != configuration) {
+            tracing::info!(
+                "the network configuration has changed: all interfaces are set up again"
+            );
+            devices::reset(netlink).await?;
+        }
+        set_if_changed(&network.network_followed, configuration.clone());
+        published.begin(&configuration);
+        let (tell, heard) = mpsc::channel(8);
+        let reserved = reserved.clone();
+        let source = Source { reserved, tell };
+        let mut followed = JoinSet::new();
+        let next = tokio::select! {
+            end = published.follow(heard) => return end,
+            end = follow_interfaces(netlink, &source, &configuration.interfaces, &mut followed) => return end,
+            next = configurations.next() => next?,
+        };
+        // None of them changes anything after this.
+        followed.shutdown().await;
+        configuration = next;
+    }
 }
 
 /// Follows the configured interfaces; if there are none, each Ethernet device that the machine has or gets. Returns only on an
@@ -115,8 +151,8 @@ async fn follow_interfaces(
     netlink: &Netlink,
     source: &Source,
     configured: &[Interface],
+    followed: &mut JoinSet<()>,
 ) -> Outcome {
-    let mut followed = JoinSet::new();
     for order in 0..configured.len() {
         let one = Followed::configured(order, configured);
         followed.spawn(interface::follow(source.clone(), one));
@@ -176,6 +212,7 @@ async fn reserve(
 /// What was published, and what it was made of.
 struct Published<'a> {
     network: &'a Network,
+    configuration: parameters::Network,
     /// By the order of preference.
     seen: BTreeMap<usize, Seen>,
     problems: BTreeMap<usize, String>,
@@ -189,6 +226,7 @@ impl<'a> Published<'a> {
     fn new(network: &'a Network) -> Self {
         Self {
             network,
+            configuration: parameters::Network::default(),
             seen: BTreeMap::new(),
             problems: BTreeMap::new(),
             until: None,
@@ -196,8 +234,16 @@ impl<'a> Published<'a> {
         }
     }
 
+    /// Forgets what the interfaces of an earlier configuration had. Their addresses stay published until there are others.
+    fn begin(&mut self, configuration: &parameters::Network) {
+        self.configuration = configuration.clone();
+        self.seen.clear();
+        self.problems.clear();
+        self.until = None;
+    }
+
     async fn follow(&mut self, mut heard: mpsc::Receiver<(usize, News)>) -> Outcome {
-        self.network.network_problems.set(Vec::new());
+        set_if_changed(&self.network.network_problems, Vec::new());
         loop {
             let waits_until = self.until.filter(|until| *until > Instant::now());
             tokio::select! {
@@ -224,11 +270,11 @@ impl<'a> Published<'a> {
 
     fn decide(&mut self) -> Outcome {
         let current = self.network.address.value().get();
-        let any = self.seen.values().any(|seen| !seen.addresses.is_empty());
-        if any && self.until.is_none() {
+        let mut addresses = self.seen.values().flat_map(|seen| &seen.addresses);
+        if self.until.is_none() && addresses.next().is_some() {
             self.until = Some(Instant::now() + PATIENCE);
         }
-        let may_wait = current.is_none() && self.until.is_none_or(|until| until > Instant::now());
+        let may_wait = self.until.is_none_or(|until| until > Instant::now());
         let Some(choice) = choice::choose(&self.seen, current, may_wait) else {
             return Ok(());
         };
@@ -238,7 +284,7 @@ impl<'a> Published<'a> {
     fn publish(&mut self, choice: &Choice) -> Outcome {
         let network = self.network;
         set_if_changed(&network.dhcp_time_servers, choice.time_servers.clone());
-        let resolv_conf = choice.resolv_conf(&network.configuration);
+        let resolv_conf = choice.resolv_conf(&self.configuration);
         if self.resolv_conf.as_ref() != Some(&resolv_conf) {
             let path = network.root.ephemeral.resolv_conf();
             files::write_atomic(&path, resolv_conf.as_bytes(), PUBLIC)?;

@@ -18,6 +18,7 @@ const WRITE: &str = "HEARTH_WRITE_DOCS";
 /// A worker's name in the log, its file below `node/`, and its struct.
 const WORKERS: &[(&str, &str, &str)] = &[
     ("network", "core/src/network.rs", "Network"),
+    ("network control", "core/src/network/control.rs", "Control"),
     ("state", "host/src/cluster_state.rs", "Worker"),
     ("enrolment", "enrolment/src/driver.rs", "Parts"),
     ("unlock", "enrolment/src/unlocking.rs", "Worker"),
@@ -34,6 +35,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("kubernetes", "kubernetes/src/lib.rs", "Worker"),
     ("nodemgmt", "agent/src/nodemgmt.rs", "Worker"),
     ("statuspush", "agent/src/statuspush.rs", "Worker"),
+    ("sysctls", "agent/src/sysctls.rs", "Worker"),
     ("time", "agent/src/time/mod.rs", "Worker"),
 ];
 

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod image;
+mod node_network;
 mod parameters;
 mod settings;
 
@@ -15,8 +16,9 @@ use hearth_api::names::PORT_NODE_MANAGEMENT;
 
 pub(crate) use cluster::{Cluster, Configure, FormerSetting};
 pub(crate) use image::{Image, SetParameters, Sure, Write};
+pub(crate) use node_network::NodeNetwork;
 pub(crate) use parameters::{
-    Bootstrap, Machine, Made, MadeFormat, Parameters, Register, ShownFormat, Source,
+    Bootstrap, Machine, Made, MadeFormat, NetworkFlags, Parameters, Register, ShownFormat, Source,
 };
 pub(crate) use settings::Assignment;
 
@@ -199,6 +201,9 @@ pub(crate) enum Node {
     /// Manage node labels
     #[command(subcommand)]
     Label(Label),
+    /// Manage node settings
+    #[command(subcommand)]
+    Setting(Setting),
     /// Decommission a node permanently
     ///
     /// The node leaves consensus, wipes its keys and loses its access to the
@@ -270,6 +275,20 @@ pub(crate) enum Node {
         #[command(flatten)]
         output: Output,
     },
+    /// Show or change the network of a node
+    ///
+    /// Without flags, prints the network configuration of the node and its
+    /// network devices.
+    ///
+    /// A new configuration is tried first: the node uses it, hearthctl connects
+    /// to the node again and confirms it, and only then the node saves it. If
+    /// neither hearthctl nor the cluster reaches the node in time, the node goes
+    /// back to the former configuration by itself. So does an interrupt, or a
+    /// reboot of the node.
+    ///
+    /// The configuration that is set here replaces network_config of the
+    /// machine's parameters, until somebody changes that.
+    Network(Box<NodeNetwork>),
     /// Reboot a node
     Reboot {
         #[command(flatten)]
@@ -345,6 +364,46 @@ pub(crate) enum Label {
         /// Keys of the labels to remove
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<String>,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Setting {
+    /// Set settings; existing ones are overwritten
+    ///
+    /// sysctl.NAME=VALUE sets a kernel setting, such as
+    /// sysctl.vm.max_map_count=262144; which ones can be set is a list in
+    /// docs/hearthctl.md.
+    ///
+    /// taint.KEY=[VALUE:]EFFECT taints the Kubernetes node, such as
+    /// taint.dedicated=db:NoSchedule.
+    ///
+    /// reserved.memory=512Mi and reserved.cpu=500m keep this much from pods, in
+    /// addition to what a node keeps for itself. The kubelet restarts; pods go
+    /// on.
+    ///
+    /// The node follows when it hears of the change, and at later boots. What its
+    /// kernel refuses is shown by the condition Settings of the node.
+    Set {
+        #[command(flatten)]
+        which: NodeArg,
+        /// Settings to set
+        #[arg(required = true, value_name = "NAME=VALUE", value_parser = setting)]
+        settings: Vec<(String, String)>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Remove settings
+    ///
+    /// A kernel setting gets back the value that it had.
+    Remove {
+        #[command(flatten)]
+        which: NodeArg,
+        /// Names of the settings to remove
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
         #[command(flatten)]
         output: Output,
     },
@@ -561,6 +620,14 @@ fn duration_or_zero(text: &str) -> Result<Duration, String> {
     match text {
         "0" => Ok(Duration::ZERO),
         text => duration(text),
+    }
+}
+
+/// Parses NAME=VALUE. Which names and values are valid is checked later, by the rules of the API.
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 

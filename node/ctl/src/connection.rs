@@ -191,6 +191,20 @@ pub(crate) async fn open_node(
         .await
 }
 
+/// The same at several addresses that the node may have, through the routes of the context.
+pub(crate) async fn open_node_at(
+    global: &Global,
+    id: NodeId,
+    endpoints: Vec<Endpoint>,
+) -> Result<Channel, Failure> {
+    let session = Session::new(global)?;
+    let reached = endpoints.into_iter().map(|at| session.context.reach(at));
+    let reached: Result<Vec<_>, _> = reached.collect();
+    session
+        .channel(global, reached?, ExpectedServer::Node(id))
+        .await
+}
+
 /// Client options: `--timeout` bounds connecting and each call.
 pub(crate) fn options(global: &Global) -> Options {
     Options {

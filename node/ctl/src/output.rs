@@ -18,6 +18,7 @@ mod firewall;
 mod image;
 mod kubernetes;
 mod log;
+mod network;
 mod ownership;
 mod parameters;
 mod secrets_keys;
@@ -32,6 +33,7 @@ pub(crate) use firewall::Firewall;
 pub(crate) use image::{Image, image_table};
 pub(crate) use kubernetes::KubernetesStatus;
 pub(crate) use log::{LogLine, rfc3339};
+pub(crate) use network::NodeNetwork;
 use ownership::Recorded;
 pub(crate) use ownership::{Replaced, follows};
 pub(crate) use parameters::CheckedParameters;
@@ -62,6 +64,7 @@ pub(crate) struct Node {
     version: Option<String>,
     boot_id: Option<String>,
     labels: BTreeMap<String, String>,
+    settings: BTreeMap<String, String>,
     storage_security: String,
     tpm_usage: String,
     heartbeat_age_ms: Option<u64>,
@@ -224,6 +227,11 @@ impl From<&v1::Node> for Node {
                 .iter()
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
+            settings: node
+                .settings
+                .iter()
+                .map(|setting| (setting.name.clone(), setting.value.clone()))
+                .collect(),
             storage_security: word(
                 node.storage_security,
                 v1::StorageSecurity::as_str_name,
@@ -292,11 +300,10 @@ impl Node {
     /// All fields as text, for people.
     pub(crate) fn text(&self) -> String {
         let some = |text: &Option<String>| text.clone().unwrap_or_default();
-        let labels: Vec<_> = self
-            .labels
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
+        let pairs = |pairs: &BTreeMap<String, String>| {
+            let pairs = pairs.iter().map(|(name, value)| format!("{name}={value}"));
+            pairs.collect::<Vec<_>>().join(",")
+        };
         let port = self.curator_port.map(|port| port.to_string());
         let age = self.heartbeat_age_ms.map(|ms| format!("{ms} ms ago"));
         let mut text = String::new();
@@ -310,7 +317,8 @@ impl Node {
             ("health", self.health_text()),
             ("cluster", self.cluster_text()),
             ("roles", self.roles.join(",")),
-            ("labels", labels.join(",")),
+            ("labels", pairs(&self.labels)),
+            ("settings", pairs(&self.settings)),
             ("address", addresses),
             ("curator port", some(&port)),
             ("last heartbeat", some(&age)),

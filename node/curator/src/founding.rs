@@ -122,6 +122,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         state: NodeState::Up.into(),
         roles: Some(data.roles),
         labels: data.seed.labels.clone(),
+        settings: Vec::new(),
         tpm_usage: data.tpm_usage.into(),
         storage_security: data.storage_security.into(),
         ..StoredNode::default()
@@ -278,6 +279,7 @@ mod tests {
                 state: NodeState::Up,
                 roles: data.roles,
                 labels: data.seed.labels,
+                settings: Vec::new(),
                 tpm_usage: data.tpm_usage,
                 storage_security: data.storage_security,
                 decommissioning: false,

@@ -8,6 +8,7 @@ mod directory;
 mod dns_query;
 mod dns_response;
 mod gpt;
+mod network_setting;
 mod node_address;
 mod parameters;
 mod pcr_signatures;
@@ -32,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     dns_query::TARGET,
     dns_response::TARGET,
     gpt::TARGET,
+    network_setting::TARGET,
     node_address::TARGET,
     parameters::TARGET,
     pcr_signatures::TARGET,

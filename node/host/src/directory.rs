@@ -86,19 +86,7 @@ impl DirectoryStore {
         }
         self.esp.make_directories()?;
         let record = encode(directory);
-        match slots.save(&record) {
-            Err(
-                SlotError::Corrupt { .. }
-                | SlotError::Contradiction { .. }
-                | SlotError::LastGeneration,
-            ) => {
-                slots.erase()?;
-                slots.save(&record)?;
-            }
-            saved => {
-                saved?;
-            }
-        }
+        slots.save_over(&record)?;
         Ok(true)
     }
 

@@ -160,6 +160,11 @@ impl Esp {
         self.state("cluster_directory")
     }
 
+    /// The network configuration that an operator has set.
+    pub fn network(&self) -> StateFile {
+        self.state("network")
+    }
+
     /// The state that one boot leaves for the next.
     pub fn boot_record(&self) -> StateFile {
         self.state("boot_record")

@@ -26,6 +26,8 @@ pub mod handover;
 pub mod image;
 pub mod layout;
 pub mod logs;
+pub mod network_control;
+pub mod network_setting;
 pub mod networking;
 pub mod parameters;
 pub mod pki;

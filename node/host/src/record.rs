@@ -188,6 +188,7 @@ mod tests {
         let roles = StoredRoles {
             version: 1,
             roles: None,
+            settings: Vec::new(),
         };
         save(&path, &roles).unwrap();
         assert_eq!(load(&path, whole).unwrap(), Some(roles));

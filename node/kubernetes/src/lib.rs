@@ -88,6 +88,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearth_agent::{CuratorConnection, PeerAddresses, View};
 use hearth_api::hosts::Host;
 use hearth_api::names;
+use hearth_api::node_settings::NodeSettings;
 use hearth_api::ranges::ClusterRanges;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{KubernetesConfiguration, NodeCondition, NodeRoles};
@@ -138,6 +139,8 @@ pub struct Worker {
     pub consensus: Value<Option<hearth_consensus::Handle>>,
     /// Input: the roles of this node.
     pub local_roles: Value<NodeRoles>,
+    /// Input: the settings of this node.
+    pub node_settings: Value<Arc<NodeSettings>>,
     /// Input: all nodes of the cluster and their roles.
     pub view: Value<Arc<View>>,
     /// Input: the addresses of other nodes.

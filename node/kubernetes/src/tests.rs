@@ -8,7 +8,7 @@ use std::path::Path;
 use hearth_api::testing::{Script, TestCluster};
 use hearth_api::v1::ClusterDirectory;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
-use hearth_base::testing::{TestSupervisor, assert_never, until, within_timeout};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, until, within_timeout};
 use hearth_consensus::testing::Site;
 use hearth_host::bundle::Binary;
 use hearth_host::cluster_state;
@@ -111,6 +111,7 @@ impl Fake {
                 connection,
                 consensus,
                 local_roles,
+                node_settings: fixed(Arc::default()),
                 view,
                 learned,
                 address: addresses,

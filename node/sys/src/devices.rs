@@ -64,6 +64,25 @@ pub async fn vlan(netlink: &Netlink, device: &Link, vlan: u16) -> Result<Link, N
     netlink.add_vlan(device.index, &name, vlan).await
 }
 
+/// Takes the interfaces to other machines down to what they were at boot: bonds and VLANs are removed; Ethernet devices lose
+/// their addresses and routes and are set down.
+///
+/// Nothing else on a node makes bonds and VLANs: those of pods are in the pods' network namespaces.
+pub async fn reset(netlink: &Netlink) -> Result<(), NetlinkError> {
+    let links = netlink.list_links().await?;
+    for link in links.iter().filter(|link| link.kind == LinkKind::Vlan) {
+        netlink.remove_link(&link.name).await?;
+    }
+    for link in links.iter().filter(|link| link.kind == LinkKind::Bond) {
+        netlink.remove_link(&link.name).await?;
+    }
+    for link in links.iter().filter(|link| link.kind == LinkKind::Ethernet) {
+        netlink.set_ipv4_addresses(link.index, &[]).await?;
+        netlink.set_down(link.index).await?;
+    }
+    Ok(())
+}
+
 /// A unique name for the VLAN of a device.
 ///
 /// The usual name is too long if the device's name is long. Then the device's index replaces its
@@ -104,7 +123,7 @@ mod tests {
         let eth0 = || link(2, "eth0", LinkKind::Ethernet, MAC);
         let eth1 = || link(3, "eth1", LinkKind::Ethernet, [3; 6]);
         let twin = || link(4, "eth2", LinkKind::Ethernet, MAC);
-        let vlan = || link(5, "eth0.7", LinkKind::Virtual, MAC);
+        let vlan = || link(5, "eth0.7", LinkKind::Vlan, MAC);
         let pods = || link(6, "pods", LinkKind::Virtual, [6; 6]);
         let without_mac = || Link {
             mac: None,
@@ -167,9 +186,12 @@ mod tests {
                 }
             };
             assert_eq!((&first.name[..], first.mac), ("one.7", device.mac));
-            assert_eq!(first.kind, LinkKind::Virtual);
+            assert_eq!(first.kind, LinkKind::Vlan);
             let again = vlan(&netlink, &device, 7).await.unwrap();
             assert_eq!(again.index, first.index);
+            reset(&netlink).await.unwrap();
+            assert!(netlink.link_named("one.7").await.is_err());
+            assert!(netlink.link_named("one").await.is_ok());
         });
     }
 
@@ -195,11 +217,14 @@ mod tests {
                     return;
                 }
             };
-            assert_eq!((first.kind, first.mac), (LinkKind::Virtual, devices[0].mac));
+            assert_eq!((first.kind, first.mac), (LinkKind::Bond, devices[0].mac));
             let again = bond(&netlink, "uplink0", mode, &devices).await.unwrap();
             assert_eq!(again.index, first.index);
             let second = netlink.link_named("two").await.unwrap();
             assert_eq!((second.controller, second.up), (Some(first.index), true));
+            reset(&netlink).await.unwrap();
+            assert!(netlink.link_named("uplink0").await.is_err());
+            assert_eq!(netlink.link_named("two").await.unwrap().controller, None);
         });
     }
 

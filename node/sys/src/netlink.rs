@@ -20,7 +20,7 @@ use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, CacheInfo,
 };
 use rtnetlink::packet_route::link::{
-    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{
@@ -85,10 +85,24 @@ pub enum LinkKind {
     Loopback,
     /// An Ethernet device, emulated ones included.
     Ethernet,
-    /// Created by software on top of others: VLAN, bridge, tunnel …
+    /// Several Ethernet devices as one.
+    Bond,
+    /// A VLAN of an Ethernet device or a bond.
+    Vlan,
+    /// Otherwise created by software: bridge, tunnel …
     Virtual,
     /// Anything else.
     Other,
+}
+
+impl Link {
+    /// Whether it may lead to other machines, as opposed to pods.
+    pub fn is_uplink(&self) -> bool {
+        matches!(
+            self.kind,
+            LinkKind::Ethernet | LinkKind::Bond | LinkKind::Vlan
+        )
+    }
 }
 
 /// A route through an interface.
@@ -177,6 +191,13 @@ impl Netlink {
         let message = LinkUnspec::new_with_index(index).up().build();
         let result = self.handle.link().set(message).execute().await;
         result.map_err(refused(format!("set interface {index} up")))
+    }
+
+    /// Sets an interface down. It loses its routes, and its IPv6 addresses.
+    pub async fn set_down(&self, index: u32) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(index).down().build();
+        let result = self.handle.link().set(message).execute().await;
+        result.map_err(refused(format!("set interface {index} down")))
     }
 
     /// Sets the loopback interface up, and with it 127.0.0.1 and ::1.
@@ -463,8 +484,14 @@ impl LinkMonitor {
     }
 }
 
-fn is_kind(info: &LinkInfo) -> bool {
-    matches!(info, LinkInfo::Kind(_))
+/// The kind of a virtual interface.
+fn kind(info: &LinkInfo) -> Option<LinkKind> {
+    match info {
+        LinkInfo::Kind(InfoKind::Bond) => Some(LinkKind::Bond),
+        LinkInfo::Kind(InfoKind::Vlan) => Some(LinkKind::Vlan),
+        LinkInfo::Kind(_) => Some(LinkKind::Virtual),
+        _ => None,
+    }
 }
 
 fn link(message: &LinkMessage) -> Link {
@@ -492,10 +519,8 @@ fn link(message: &LinkMessage) -> Link {
             LinkAttribute::Controller(index) => link.controller = Some(*index),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             // Virtual interfaces have this attribute, and devices that belong to one.
-            LinkAttribute::LinkInfo(info)
-                if link.kind != LinkKind::Loopback && info.iter().any(is_kind) =>
-            {
-                link.kind = LinkKind::Virtual;
+            LinkAttribute::LinkInfo(info) if link.kind != LinkKind::Loopback => {
+                link.kind = info.iter().find_map(kind).unwrap_or(link.kind);
             }
             _ => {}
         }

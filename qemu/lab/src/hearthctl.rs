@@ -66,6 +66,17 @@ impl Hearthctl {
         line
     }
 
+    /// Connects to an address of the current context by another one.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn route(&self, address: SocketAddrV4, host: SocketAddr) -> Result<(), ToolError> {
+        let mut line = self.call(["context", "route"]);
+        line.arg(address.to_string()).arg(host.to_string());
+        tool::run(&line).await?;
+        Ok(())
+    }
+
     /// Sets the routes of the context of a run, which must exist.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ fn an_emulated_kernel_is_told_how_to_keep_time() {
     assert_eq!(
         value(&command(&machine), "-append"),
         "clocksource=hpet quiet tsc_early_khz=2445404 tsc=reliable clocksource=tsc \
-         highres=off nohz=off"
+         highres=off nohz=off no_timer_check"
     );
     // KVM's guests have a clock of their own, and cheap timers.
     assert_eq!(Machine::new("a", Accel::Kvm).tsc, None);

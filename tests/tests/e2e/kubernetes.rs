@@ -68,6 +68,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let mut management = cluster.node(1).vm()?.management(&owner, &node)?;
     own_rules_are_shown(&mut management).await?;
     kernel_serves_pods(&kubernetes, &node).await?;
+    settings_are_followed(&kubernetes, &node).await?;
 
     cluster.set_roles(1, roles(None, Some(false))).await?;
     let none = |nodes: &Value| items(nodes).is_empty();
@@ -286,6 +287,41 @@ for name in apiserver controller scheduler; do
   done
 done
 true";
+
+/// Settings of the node reach its kernel, which pods see, and its Node object; and they are taken back.
+async fn settings_are_followed(kubernetes: &Kubernetes, node: &str) -> Outcome {
+    let setting = "cat /proc/sys/vm/max_map_count";
+    let before = kubernetes.kubectl(&["exec", "client", "--", "sh", "-c", setting]);
+    let before = before.await?;
+    let tainted = |wanted: bool| {
+        move |node: &Value| {
+            let taints = node["spec"]["taints"].as_array().cloned();
+            let is_it = |taint: &Value| taint["key"] == "dedicated" && taint["value"] == "tests";
+            taints.unwrap_or_default().iter().any(is_it) == wanted
+        }
+    };
+    let set = [
+        "sysctl.vm.max_map_count=262145",
+        "taint.dedicated=tests:PreferNoSchedule",
+    ];
+    kubernetes.node_settings("set", node, &set).await?;
+    kubernetes
+        .says("client", setting, |said| said.trim() == "262145")
+        .await?;
+    let words = ["node", node];
+    kubernetes
+        .until("the taint", bounds::WORKLOAD, &words, tainted(true))
+        .await?;
+    let remove = ["sysctl.vm.max_map_count", "taint.dedicated"];
+    kubernetes.node_settings("remove", node, &remove).await?;
+    kubernetes
+        .says("client", setting, |said| said == before)
+        .await?;
+    kubernetes
+        .until("no taint", bounds::WORKLOAD, &words, tainted(false))
+        .await?;
+    Ok(())
+}
 
 /// Pods that ask for them get a user namespace, and what the kernel has for volumes and networks.
 async fn kernel_serves_pods(kubernetes: &Kubernetes, node: &str) -> Outcome {

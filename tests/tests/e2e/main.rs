@@ -28,6 +28,7 @@ mod membership_cuts;
 mod memory;
 mod netsplit;
 mod network;
+mod node_network;
 mod parameters;
 mod pid1;
 mod power_cut;

@@ -19,6 +19,7 @@ use hearth_base::logtree::{LogTree, Options};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, within_timeout};
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::MemberData;
+use hearth_host::network_control;
 use hearth_host::power::Power;
 use prost::Message as _;
 
@@ -176,7 +177,9 @@ impl Machine {
             listen,
             log_tree: LogTree::new(Options::default()),
             power: Power::default(),
+            network_control: network_control::new().0,
             book: book.clone(),
+            acknowledged: event::value().1,
             member: fixed(member),
             view,
             cluster_state,
@@ -480,6 +483,7 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
         second_address: None,
         curator_port: 0,
         labels: Vec::new(),
+        settings: Vec::new(),
         networking: None,
     };
     let other = net.cluster.node();

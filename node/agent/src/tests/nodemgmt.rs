@@ -19,6 +19,7 @@ use hearth_base::logtree::{LogTree, Options, Severity};
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within_timeout};
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::{MemberData, PacketFilter};
+use hearth_host::network_control;
 use hearth_host::power::{Power, PowerRequest};
 use hearth_sys::clock;
 use hearth_sys::nftables::Nftables;
@@ -66,7 +67,9 @@ async fn managed() -> Managed {
         listen: address,
         log_tree: log.clone(),
         power: power.clone(),
+        network_control: network_control::new().0,
         book,
+        acknowledged: event::value().1,
         member: fixed(MemberData {
             own,
             directory: hearth_api::v1::ClusterDirectory::default(),
@@ -124,6 +127,7 @@ impl Managed {
             second_address: None,
             curator_port: 0,
             labels: Vec::new(),
+            settings: Vec::new(),
             networking: None,
         };
         self.view.set(Arc::new(View {

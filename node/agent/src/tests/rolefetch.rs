@@ -3,16 +3,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::node_settings::NodeSettings;
 use hearth_api::testing::Script;
 use hearth_api::v1::node_roles::KubernetesWorker;
-use hearth_api::v1::{NodeRoles, WatchEvent};
+use hearth_api::v1::{NodeRoles, NodeSetting, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::Severity;
 use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 use hearth_host::handover::Refusals;
 
 use crate::CuratorConnection;
-use crate::rolefetch::{Worker, load, run, save};
+use crate::rolefetch::{Assigned, Worker, load, run, save};
 use crate::testing::{Fake, consensus_member, record};
 
 /// Timeout for anything in these tests.
@@ -22,6 +23,7 @@ struct Fetching {
     fake: Fake,
     worker: TestSupervisor,
     roles: Value<NodeRoles>,
+    settings: Value<Arc<NodeSettings>>,
     refusals: Value<Refusals>,
     connection: Writer<CuratorConnection>,
     file: PathBuf,
@@ -42,6 +44,7 @@ async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> F
     let fake = Fake::new(Script::default()).await;
     let (connection_writer, connection) = event::value();
     let (roles_writer, roles) = event::value();
+    let (settings_writer, settings) = event::value();
     let (refusals_writer, refusals) = event::value();
     let worker = Arc::new(Worker {
         roles_file: file.clone(),
@@ -49,12 +52,14 @@ async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> F
         member: fixed(fake.member()),
         connection,
         local_roles: roles_writer,
+        node_settings: settings_writer,
         refusals: Arc::new(refusals_writer),
     });
     Fetching {
         fake,
         worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
         roles,
+        settings,
         refusals,
         connection: connection_writer,
         file,
@@ -73,6 +78,13 @@ impl Fetching {
     }
 }
 
+fn assigned(roles: NodeRoles) -> Assigned {
+    Assigned {
+        roles,
+        settings: Vec::new(),
+    }
+}
+
 fn kubernetes_worker() -> NodeRoles {
     NodeRoles {
         kubernetes_worker: Some(KubernetesWorker {}),
@@ -82,7 +94,7 @@ fn kubernetes_worker() -> NodeRoles {
 
 #[tokio::test]
 async fn what_is_on_disk_needs_no_curator() {
-    let test = fetching(|file| save(file, &consensus_member()).unwrap()).await;
+    let test = fetching(|file| save(file, &assigned(consensus_member())).unwrap()).await;
     let mut roles = test.roles.watch();
     assert_eq!(next("roles", &mut roles).await, consensus_member());
     // The log of a boot shows the initial roles.
@@ -103,8 +115,38 @@ async fn what_is_on_disk_needs_no_curator() {
         ..WatchEvent::default()
     });
     assert_eq!(next("roles", &mut roles).await, kubernetes_worker());
-    assert_eq!(load(&test.file).unwrap(), Some(kubernetes_worker()));
+    assert_eq!(
+        load(&test.file).unwrap(),
+        Some(assigned(kubernetes_worker()))
+    );
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+/// Settings come with the roles, and are kept with them, those of a later release included.
+#[tokio::test]
+async fn settings_are_followed_and_kept() {
+    let test = fetching(|file| save(file, &assigned(consensus_member())).unwrap()).await;
+    let mut all = test.settings.watch();
+    assert_eq!(*next("settings", &mut all).await, NodeSettings::default());
+    test.connection.set(test.fake.connection());
+    let setting = |name: &str, value: &str| NodeSetting {
+        name: name.into(),
+        value: value.into(),
+    };
+    let settings = vec![
+        setting("of.a.later.release", "7"),
+        setting("reserved.cpu", "2"),
+    ];
+    let mut own = record(&test.fake.node_id.to_string(), "", consensus_member());
+    own.settings.clone_from(&settings);
+    test.fake.curator.set_nodes(vec![own]);
+    assert_eq!(next("settings", &mut all).await.reserved.millicpus, 2000);
+    let kept = Assigned {
+        settings,
+        ..assigned(consensus_member())
+    };
+    assert_eq!(load(&test.file).unwrap(), Some(kept));
     test.worker.stop().await;
 }
 
@@ -120,7 +162,10 @@ async fn roles_that_cannot_be_saved_are_not_held() {
     fs::create_dir(test.file.parent().unwrap()).unwrap();
     let mut roles = test.roles.watch();
     assert_eq!(next("roles", &mut roles).await, consensus_member());
-    assert_eq!(load(&test.file).unwrap(), Some(consensus_member()));
+    assert_eq!(
+        load(&test.file).unwrap(),
+        Some(assigned(consensus_member()))
+    );
     test.worker.stop().await;
 }
 
@@ -141,7 +186,7 @@ async fn a_damaged_file_is_not_empty_roles() {
 
 #[tokio::test]
 async fn a_node_that_is_unknown_keeps_its_roles() {
-    let test = fetching(|file| save(file, &consensus_member()).unwrap()).await;
+    let test = fetching(|file| save(file, &assigned(consensus_member())).unwrap()).await;
     let mut roles = test.roles.watch();
     assert_eq!(next("roles", &mut roles).await, consensus_member());
     test.connection.set(test.fake.connection());
@@ -153,7 +198,10 @@ async fn a_node_that_is_unknown_keeps_its_roles() {
     test.worker.warns("keeping its roles").await;
     next("a refusal", &mut test.refusals.watch()).await;
     assert_eq!(test.roles.get(), Some(consensus_member()));
-    assert_eq!(load(&test.file).unwrap(), Some(consensus_member()));
+    assert_eq!(
+        load(&test.file).unwrap(),
+        Some(assigned(consensus_member()))
+    );
     test.worker.is_fine();
     test.worker.stop().await;
 }

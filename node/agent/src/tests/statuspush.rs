@@ -34,6 +34,7 @@ struct Pushing {
     directory_failed: Writer<Option<String>>,
     sealed_failed: Writer<Option<String>>,
     network_problems: Writer<Vec<String>>,
+    refused_settings: Writer<Vec<String>>,
     view: Writer<Arc<View>>,
     recorded: Writer<UnlockSettings>,
     time: Writer<TimeStatus>,
@@ -92,6 +93,7 @@ async fn pushing() -> Pushing {
     let (sealed_failed, sealed) = event::value();
     sealed_failed.set(None);
     let (problems_writer, network_problems) = event::value();
+    let (refused_writer, refused_settings) = event::value();
     let (view_writer, view) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
@@ -124,6 +126,7 @@ async fn pushing() -> Pushing {
             sealed,
         },
         network_problems,
+        refused_settings,
         view,
         recorded,
         time,
@@ -137,6 +140,7 @@ async fn pushing() -> Pushing {
         control_plane: control_plane_writer,
         state: state_writer,
         network_problems: problems_writer,
+        refused_settings: refused_writer,
         second_address: second_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
@@ -220,6 +224,11 @@ async fn what_an_interface_lacks_is_reported_until_it_does_not() {
     assert!(!conditions[0].met && conditions[0].message.starts_with("eth1: no; eth2: no"));
     test.network_problems.set(Vec::new());
     assert_eq!(report(curator, 3).await.conditions, []);
+    test.refused_settings
+        .set(vec!["cannot set vm.swappiness to 300".into()]);
+    let conditions = report(curator, 4).await.conditions;
+    assert_eq!(conditions[0].r#type, "Settings");
+    assert_eq!(conditions[0].message, "cannot set vm.swappiness to 300");
     test.worker.stop().await;
 }
 

@@ -34,8 +34,9 @@ use crate::v1::{
     ClusterConfiguration, ClusterDirectory, ColdStartPolicy, EscrowRequest, EscrowResponse,
     GetCaCertificateRequest, GetCaCertificateResponse, GetConsensusStatusResponse,
     GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetMemberStartsRequest,
-    GetMemberStartsResponse, GetSecretsKeysResponse, HeartbeatRequest, KubernetesConfiguration,
-    LogEntry, Node, NodeStatus, OwnerReplacement, TrustedImage, WatchEvent,
+    GetMemberStartsResponse, GetNetworkResponse, GetSecretsKeysResponse, HeartbeatRequest,
+    KubernetesConfiguration, LogEntry, Node, NodeStatus, OwnerReplacement, TrustedImage,
+    WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -83,6 +84,12 @@ pub struct Script {
     pub recovery_recipient: Option<RecoveryRecipient>,
     /// For `JoinNode`; `ReplaceOwner` adds one.
     pub owner_replacements: Vec<OwnerReplacement>,
+    /// For `GetNetwork`; `TryNetwork` and `ConfirmNetwork` change it.
+    pub network: GetNetworkResponse,
+    /// For `TryNetwork`: its answer is lost.
+    pub loses_answers: bool,
+    /// For `ConfirmNetwork`: how many calls find that the cluster does not hear the node.
+    pub unheard: u32,
 }
 
 impl Default for Script {
@@ -111,6 +118,9 @@ impl Default for Script {
             unlock_key: None,
             recovery_recipient: None,
             owner_replacements: Vec::new(),
+            network: GetNetworkResponse::default(),
+            loses_answers: false,
+            unheard: 0,
         }
     }
 }

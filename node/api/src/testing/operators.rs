@@ -12,16 +12,18 @@ use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
 use crate::v1::{
     ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
-    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
-    GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
-    GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
+    ConfirmNetworkRequest, ConfirmNetworkResponse, DecommissionNodeRequest,
+    DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse, GetClusterInfoRequest,
+    GetClusterInfoResponse, GetKubernetesAccessRequest, GetKubernetesAccessResponse,
+    GetLogsRequest, GetLogsResponse, GetNetworkRequest, GetNetworkResponse, GetNodesRequest,
     GetNodesResponse, GetPacketFilterRequest, GetPacketFilterResponse, GetRegisterTicketRequest,
     GetRegisterTicketResponse, GetSecretsKeysRequest, GetSecretsKeysResponse,
     GetTrustedImagesRequest, GetTrustedImagesResponse, Node, NodeRoles, NodeSelector, NodeState,
     PowerOffRequest, PowerOffResponse, ProvideSecretsKeysRequest, ProvideSecretsKeysResponse,
     RebootRequest, RebootResponse, ReplaceOwnerRequest, ReplaceOwnerResponse, RevokeImageRequest,
-    RevokeImageResponse, TrustImageRequest, TrustImageResponse, UpdateNodeLabelsRequest,
-    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles,
+    RevokeImageResponse, TrustImageRequest, TrustImageResponse, TryNetworkRequest,
+    TryNetworkResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
+    UpdateNodeRolesResponse, UpdateNodeSettingsRequest, UpdateNodeSettingsResponse, node_roles,
     node_selector,
 };
 
@@ -164,6 +166,25 @@ impl Management for Answering {
             Ok(node.clone())
         })?;
         Ok(Response::new(UpdateNodeLabelsResponse { node: Some(node) }))
+    }
+
+    async fn update_node_settings(
+        &self,
+        request: Request<UpdateNodeSettingsRequest>,
+    ) -> Result<Response<UpdateNodeSettingsResponse>, Status> {
+        self.called("UpdateNodeSettings");
+        let request = request.into_inner();
+        let node = self.change(request.node, |node| {
+            let gone = |name: &String| {
+                request.delete.contains(name) || request.upsert.iter().any(|new| new.name == *name)
+            };
+            node.settings.retain(|setting| !gone(&setting.name));
+            node.settings.extend(request.upsert.iter().cloned());
+            Ok(node.clone())
+        })?;
+        Ok(Response::new(UpdateNodeSettingsResponse {
+            node: Some(node),
+        }))
     }
 
     async fn decommission_node(
@@ -383,5 +404,50 @@ impl NodeManagement for Answering {
     ) -> Result<Response<PowerOffResponse>, Status> {
         self.called("PowerOff");
         Ok(Response::new(PowerOffResponse {}))
+    }
+
+    async fn get_network(
+        &self,
+        _: Request<GetNetworkRequest>,
+    ) -> Result<Response<GetNetworkResponse>, Status> {
+        self.called("GetNetwork");
+        Ok(Response::new(self.script().network.clone()))
+    }
+
+    async fn try_network(
+        &self,
+        request: Request<TryNetworkRequest>,
+    ) -> Result<Response<TryNetworkResponse>, Status> {
+        self.called("TryNetwork");
+        let request = request.into_inner();
+        let mut script = self.script();
+        script.network = GetNetworkResponse {
+            set_by_operator: request.network_config.is_some(),
+            network_config: request.network_config,
+            trial_id: request.trial_id,
+            trial_seconds_left: request.timeout_seconds,
+            ..script.network.clone()
+        };
+        match script.loses_answers {
+            true => Err(Status::unavailable("lost")),
+            false => Ok(Response::new(TryNetworkResponse {})),
+        }
+    }
+
+    async fn confirm_network(
+        &self,
+        request: Request<ConfirmNetworkRequest>,
+    ) -> Result<Response<ConfirmNetworkResponse>, Status> {
+        self.called("ConfirmNetwork");
+        let mut script = self.script();
+        if script.network.trial_id != request.into_inner().trial_id {
+            return Err(Status::failed_precondition("the node has gone back"));
+        }
+        if script.unheard > 0 {
+            script.unheard -= 1;
+            return Err(Status::unavailable("the cluster does not hear the node"));
+        }
+        script.network.trial_id.clear();
+        Ok(Response::new(ConfirmNetworkResponse {}))
     }
 }

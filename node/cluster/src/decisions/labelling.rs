@@ -1,12 +1,10 @@
 //! Changes of a node's labels.
 
-use std::collections::BTreeMap;
-
-use hearth_api::labels;
+use hearth_api::labels::{self, MAX_LABELS};
 use hearth_api::v1::Label;
 use hearth_consensus::fenced::Write;
 
-use super::{FoundNode, Rejection, put};
+use super::{FoundNode, Rejection, pairs, put};
 
 /// Validated changes: labels to set, and keys of labels to remove.
 pub struct Changes {
@@ -26,22 +24,15 @@ impl Changes {
     pub fn decide(&self, found: &FoundNode) -> Result<Option<Write>, Rejection> {
         let mut full = found.full.content.clone();
         let old = std::mem::take(&mut full.node.labels);
-        let mut new: BTreeMap<_, _> = old.iter().map(|l| (&l.key[..], &l.value[..])).collect();
-        for key in &self.delete {
-            new.remove(&key[..]);
-        }
-        new.extend(self.upsert.iter().map(|l| (&l.key[..], &l.value[..])));
-        if new.len() > labels::MAX_LABELS {
-            return Err(Rejection::Labels(format!(
-                "upsert: the node would have {} labels, expected at most {}",
-                new.len(),
-                labels::MAX_LABELS
-            )));
-        }
-        let label = |(key, value): (&str, &str)| Label {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        };
+        let pair = |label: &Label| (label.key.clone(), label.value.clone());
+        let (before, upsert) = (old.iter().map(pair), self.upsert.iter().map(pair));
+        let new = pairs::changed(before, &self.delete, upsert, MAX_LABELS);
+        let new = new.map_err(|count| {
+            Rejection::Labels(format!(
+                "upsert: the node would have {count} labels, expected at most {MAX_LABELS}"
+            ))
+        })?;
+        let label = |(key, value)| Label { key, value };
         full.node.labels = new.into_iter().map(label).collect();
         if full.node.labels == old {
             return Ok(None);

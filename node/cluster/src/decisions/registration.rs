@@ -109,6 +109,7 @@ pub fn decide(
         state: NodeState::New,
         roles: NodeRoles::default(),
         labels: labels.clone(),
+        settings: Vec::new(),
         tpm_usage: tpm_usage(configuration.content.tpm_mode(), *tpm_is_present)
             .ok_or(Rejection::NoTpm)?,
         storage_security: storage_security(configuration.content.storage_security_policy()),

@@ -34,6 +34,9 @@ pub enum Rejection {
     /// Labels are invalid; the message is that of the validation.
     #[error("{0}")]
     Labels(String),
+    /// Settings of a node are invalid; the message is that of the validation.
+    #[error("{0}")]
+    NodeSettings(String),
     /// A setting is unknown, or its value is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
@@ -305,9 +308,11 @@ impl Rejection {
     /// The gRPC status code of this rejection.
     pub fn code(&self) -> Code {
         match self {
-            Self::Field { .. } | Self::Labels(_) | Self::Setting(_) | Self::Replacement(_) => {
-                Code::InvalidArgument
-            }
+            Self::Field { .. }
+            | Self::Labels(_)
+            | Self::NodeSettings(_)
+            | Self::Setting(_)
+            | Self::Replacement(_) => Code::InvalidArgument,
             Self::ConfigurationChanged { .. } => Code::Aborted,
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied

@@ -57,6 +57,7 @@ impl FullRecord {
             state: node.state.into(),
             roles: (node.roles != NodeRoles::default()).then_some(node.roles),
             labels: node.labels.clone(),
+            settings: node.settings.clone(),
             tpm_usage: node.tpm_usage.into(),
             storage_security: node.storage_security.into(),
             decommissioning: node.decommissioning,

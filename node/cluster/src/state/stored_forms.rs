@@ -54,6 +54,7 @@ fn full_node() -> FullRecord {
                     value: String::new(),
                 },
             ],
+            settings: Vec::new(),
             tpm_usage: TpmUsage::PresentButUnused,
             storage_security: StorageSecurity::Encrypted,
             decommissioning: true,
@@ -75,6 +76,7 @@ fn new_node() -> FullRecord {
             state: NodeState::New,
             roles: NodeRoles::default(),
             labels: Vec::new(),
+            settings: Vec::new(),
             tpm_usage: TpmUsage::NotPresent,
             storage_security: StorageSecurity::Unspecified,
             decommissioning: false,
@@ -101,6 +103,12 @@ fn the_stored_form_of_nodes_stays() {
     read_node(&stored_form!("etcd-node.pb", node.encode()), &node);
     let node = new_node();
     read_node(&stored_form!("etcd-node-new.pb", node.encode()), &node);
+    let mut node = full_node();
+    node.node.settings = vec![NodeSetting {
+        name: "reserved.memory".into(),
+        value: "512Mi".into(),
+    }];
+    read_node(&stored_form!("etcd-node-settings.pb", node.encode()), &node);
     let mut node = full_node();
     node.decommission();
     let stored = stored_form!("etcd-node-decommissioned.pb", node.encode());

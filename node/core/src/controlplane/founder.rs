@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hearth_agent::rolefetch;
+use hearth_agent::rolefetch::{self, Assigned};
 use hearth_api::identity::NodeCredentials;
 use hearth_api::tls::{self, OwnCertificate};
 use hearth_base::supervisor::{Failure, Outcome};
@@ -93,7 +93,8 @@ impl Founder {
         let save = move || -> Outcome {
             let node = disk.node();
             if is_new {
-                rolefetch::save(&node.roles(), &roles)?;
+                let settings = Vec::new();
+                rolefetch::save(&node.roles(), &Assigned { roles, settings })?;
                 failpoint!("founding.credentials.before");
                 credentials::save(&node.credentials(), &credentials)?;
                 failpoint!("founding.credentials.after");

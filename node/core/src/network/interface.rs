@@ -9,6 +9,7 @@
 
 use std::net::IpAddr;
 
+use hearth_api::chain;
 use hearth_base::event::Value;
 use hearth_base::supervisor::{Backoff, Failure};
 use hearth_parameters::{self as parameters, Interface};
@@ -16,7 +17,7 @@ use hearth_sys::addressing::Addressing;
 use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
-use hearth_sys::{devices, hostname};
+use hearth_sys::{devices, hostname, sysctl};
 use tokio::sync::mpsc;
 
 use super::choice::Seen;
@@ -138,6 +139,7 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
     match &one.what {
         What::Device { index, .. } => {
             let link = netlink.link(*index).await?;
+            accept_advertisements(&link);
             let shared = (source, netlink);
             automatic(shared, (reporter, one.metric()), &link, (Vec::new(), None)).await
         }
@@ -150,6 +152,7 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
                 }
                 None => device.clone(),
             };
+            accept_advertisements(&link);
             netlink.set_up(link.index).await?;
             let routes = routes(interface, one.metric());
             let mtu = interface.mtu.map(u32::from);
@@ -171,6 +174,14 @@ async fn attempt(source: &Source, one: &Followed, reporter: &Reporter) -> Result
                 error = device::join_late(&device, missing) => Err(error.into()),
             }
         }
+    }
+}
+
+/// A node with pods of IPv6 is a router, which ignores the advertisements of others, and forgets the routes that it has from
+/// them, unless it is told otherwise before.
+fn accept_advertisements(link: &Link) {
+    if let Err(error) = sysctl::set_of_link("ipv6", &link.name, "accept_ra", "2") {
+        tracing::warn!("{}", chain(&error));
     }
 }
 

@@ -132,6 +132,21 @@ pub(crate) struct Machine {
     /// file stay
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
+    #[command(flatten)]
+    pub network: NetworkFlags,
+    /// NTP server, instead of those of the cluster and of DHCP: an IP address,
+    /// with a port if it is not 123; can be repeated
+    #[arg(long = "time-server", value_name = "ADDRESS[:PORT]")]
+    pub time_servers: Vec<String>,
+    /// Enrolment ID (32 hexadecimal digits) whose keys and data the machine
+    /// destroys, once; with any other enrolment nothing happens
+    #[arg(long, value_name = "ID", value_parser = enrolment_id)]
+    pub wipe: Option<EnrolmentId>,
+}
+
+/// The network of a machine with one interface.
+#[derive(Debug, Args)]
+pub(crate) struct NetworkFlags {
     /// Static address of the machine with its prefix length, such as
     /// 192.0.2.10/24; can be repeated [default: DHCP]
     #[arg(long = "address", value_name = "ADDRESS/LENGTH")]
@@ -152,14 +167,6 @@ pub(crate) struct Machine {
     /// VLAN ID of the network interface (802.1Q); 0 for none
     #[arg(long, value_name = "ID")]
     pub vlan: Option<u32>,
-    /// NTP server, instead of those of the cluster and of DHCP: an IP address,
-    /// with a port if it is not 123; can be repeated
-    #[arg(long = "time-server", value_name = "ADDRESS[:PORT]")]
-    pub time_servers: Vec<String>,
-    /// Enrolment ID (32 hexadecimal digits) whose keys and data the machine
-    /// destroys, once; with any other enrolment nothing happens
-    #[arg(long, value_name = "ID", value_parser = enrolment_id)]
-    pub wipe: Option<EnrolmentId>,
 }
 
 /// What becomes of the parameters that were made.

@@ -3,6 +3,7 @@
 mod change;
 mod find;
 mod local;
+mod network;
 mod wait;
 mod watch;
 
@@ -25,6 +26,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             let node = find::node(global, &channel, &which.node).await?;
             show(&output::Node::from(&node), output.form)
         }
+        Node::Network(wanted) => network::run(global, &wanted).await,
         Node::Logs { .. } | Node::Firewall { .. } | Node::Reboot { .. } | Node::PowerOff { .. } => {
             local::run(global, command).await
         }

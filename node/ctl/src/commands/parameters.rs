@@ -6,6 +6,8 @@
 
 mod make;
 
+pub(super) use make::{network, read_text};
+
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
 

@@ -6,6 +6,7 @@ mod etcd;
 mod files;
 mod image;
 mod kubernetes;
+mod node;
 mod ownership;
 mod parameters;
 mod reference;
@@ -221,6 +222,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "version": "1.2.3",
             "boot_id": "boot",
             "labels": {"zone": "a"},
+            "settings": {},
             "storage_security": "INSECURE",
             "tpm_usage": "NOT_PRESENT",
             "heartbeat_age_ms": 40,

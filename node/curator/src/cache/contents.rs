@@ -182,6 +182,7 @@ fn show(
         health: health.into(),
         health_reason,
         labels: record.labels.clone(),
+        settings: record.settings.clone(),
         tpm_usage: record.tpm_usage.into(),
         storage_security: record.storage_security.into(),
         heartbeat_age_ms: now.zip(heartbeat).map(|(now, heard)| {

@@ -20,7 +20,7 @@ use hearth_api::v1::{
     ProvideSecretsKeysRequest, ProvideSecretsKeysResponse, ReplaceOwnerRequest,
     ReplaceOwnerResponse, RevokeImageRequest, RevokeImageResponse, TrustImageRequest,
     TrustImageResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
-    UpdateNodeRolesResponse,
+    UpdateNodeRolesResponse, UpdateNodeSettingsRequest, UpdateNodeSettingsResponse,
 };
 use hearth_cluster::decisions::configuration;
 use tonic::{Request, Response, Status};
@@ -147,6 +147,17 @@ impl Management for Service {
         let request = request.into_inner();
         self.administration
             .update_labels(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn update_node_settings(
+        &self,
+        request: Request<UpdateNodeSettingsRequest>,
+    ) -> Result<Response<UpdateNodeSettingsResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .update_settings(request)
             .await
             .map(Response::new)
     }

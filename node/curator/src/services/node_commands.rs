@@ -8,9 +8,11 @@ use hearth_api::v1::{
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
     GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, ReplaceOwnerRequest,
     ReplaceOwnerResponse, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
-    UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse, UpdateNodeSettingsRequest,
+    UpdateNodeSettingsResponse, node_selector,
 };
 use hearth_cluster::decisions::labelling::Changes;
+use hearth_cluster::decisions::node_settings::SettingChanges;
 use hearth_cluster::decisions::removal::{self, Bypass, Removal};
 use hearth_cluster::decisions::roles::{self, RoleChange, RoleDecision};
 use hearth_cluster::decisions::{FoundNode, Rejection, configuration, ownership, transitions};
@@ -163,6 +165,24 @@ impl NodeCommands {
         let (id, revision) = self.core.write_with_retry(decide).await?;
         let node = Some(self.core.shown(id, revision).await?);
         Ok(UpdateNodeLabelsResponse { node })
+    }
+
+    pub(super) async fn update_settings(
+        &self,
+        request: UpdateNodeSettingsRequest,
+    ) -> Result<UpdateNodeSettingsResponse, Status> {
+        let wanted = wanted(request.node)?;
+        let changes = SettingChanges::new(request.upsert, request.delete)?;
+        let decide = || async {
+            let found = self.find(&wanted).await?;
+            Ok((found.id(), changes.decide(&found)?))
+        };
+        let (id, revision) = self.core.write_with_retry(decide).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, settings = changes.names(), "node settings changed");
+        }
+        let node = Some(self.core.shown(id, revision).await?);
+        Ok(UpdateNodeSettingsResponse { node })
     }
 
     pub(super) async fn configure(

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use hearth_api::client::Endpoint;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
-    DecommissionNodeRequest, DecommissionNodeResponse, Label, NodeState, UpdateNodeLabelsRequest,
-    UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchRequest,
+    DecommissionNodeRequest, DecommissionNodeResponse, Label, NodeSetting, NodeState,
+    UpdateNodeLabelsRequest, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+    UpdateNodeSettingsRequest, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
 use hearth_cluster::decisions::labelling::Changes;
@@ -172,14 +173,54 @@ async fn a_role_is_wanted_until_consensus_has_followed() {
     world.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn labels_are_set_and_taken_away_at_once() {
+/// A curator, and a machine that has registered.
+async fn registered() -> (World, Machine) {
     let world = World::new(quick()).await;
     let machine = Machine::new();
     machine
         .register(&world, &ticket(&world).await)
         .await
         .unwrap();
+    (world, machine)
+}
+
+/// Settings are kept with the node's record, by name.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_a_node_are_set_and_taken_away() {
+    let (world, machine) = registered().await;
+    let setting = |name: &str, value: &str| NodeSetting {
+        name: name.into(),
+        value: value.into(),
+    };
+    let update = async |upsert: Vec<NodeSetting>, delete: &[&str]| {
+        let request = UpdateNodeSettingsRequest {
+            node: machine.selector(),
+            upsert,
+            delete: delete.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let mut management = world.management().await;
+        let call = management.update_node_settings(request);
+        let answer = within_timeout("UpdateNodeSettings", call).await?;
+        Ok::<_, Status>(answer.into_inner().node.unwrap().settings)
+    };
+    let cpu = setting("reserved.cpu", "500m");
+    let swap = setting("sysctl.vm.swappiness", "10");
+    let settings = update(vec![swap.clone(), cpu.clone()], &["none"]).await;
+    assert_eq!(settings.unwrap(), [cpu.clone(), swap]);
+    let settings = update(Vec::new(), &["sysctl.vm.swappiness"]).await;
+    assert_eq!(settings.unwrap(), [cpu]);
+    let refused = update(vec![setting("sysctl.kernel.panic", "1")], &[])
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let names_it = refused.message().starts_with("upsert[0].name: expected");
+    assert!(names_it, "{refused}");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_are_set_and_taken_away_at_once() {
+    let (world, machine) = registered().await;
     let label = |key: &str, value: &str| Label {
         key: key.into(),
         value: value.into(),

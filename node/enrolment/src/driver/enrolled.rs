@@ -35,7 +35,7 @@ pub(super) fn note(parameters: &Loaded, sealed: &SealedState) -> Option<String> 
         (Cluster::Bootstrap(_), _) => ("cluster_bootstrap", ""),
     };
     Some(format!(
-        "this machine is enrolled. Of the parameters from {}, network_config and time_servers are used; {field} is not{remark}",
+        "this machine is enrolled. Of the parameters from {}, network_config, unless an operator has set another one, and time_servers are used; {field} is not{remark}",
         found.source
     ))
 }

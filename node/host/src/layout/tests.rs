@@ -18,6 +18,7 @@ fn a_node_keeps_things_where_the_design_says() {
     let states = [
         esp.boot_record(),
         esp.cluster_directory(),
+        esp.network(),
         esp.sealed_configuration(),
     ];
     let states = states.iter().flat_map(StateFile::paths).map(shown);

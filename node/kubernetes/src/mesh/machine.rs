@@ -8,7 +8,7 @@ use hearth_api::names::PORT_MESH;
 use hearth_api::ranges::ClusterRanges;
 use hearth_host::networking::{NodeSubnets, Subnet, cidr};
 use hearth_sys::cidr::{Cidr, CidrError};
-use hearth_sys::netlink::{Link, LinkKind, Netlink, NetlinkError, Route};
+use hearth_sys::netlink::{Link, Netlink, NetlinkError, Route};
 use hearth_sys::sysctl::{self, SysctlError};
 use hearth_sys::wireguard::{Peer, Wireguard, WireguardError};
 
@@ -91,12 +91,6 @@ impl Machine for Kernel {
         self.forwards.store(true, Ordering::Relaxed);
         sysctl::set("net.ipv4.ip_forward", "1")?;
         if ranges.v6.is_some() {
-            let links = Netlink::open()?.list_links().await?;
-            // A router ignores advertisements of other routers, and forgets the routes that it has from
-            // them, unless it is told otherwise before.
-            for link in uplinks(&links) {
-                sysctl::set_of_link("ipv6", &link.name, "accept_ra", "2")?;
-            }
             self.forwards_v6.store(true, Ordering::Relaxed);
             sysctl::set("net.ipv6.conf.all.forwarding", "1")?;
         }
@@ -159,20 +153,6 @@ async fn connect(
         netlink.replace_route(link.index, route).await?;
     }
     Ok(())
-}
-
-/// The interfaces to other machines: Ethernet devices, and VLANs of them.
-fn uplinks(links: &[Link]) -> impl Iterator<Item = &Link> {
-    let is_device = |link: &Link| link.kind == LinkKind::Ethernet;
-    links.iter().filter(move |link| {
-        let parent = link.name.rsplit_once('.').map(|(parent, _)| parent);
-        let is_vlan = || {
-            links
-                .iter()
-                .any(|it| is_device(it) && parent == Some(&it.name))
-        };
-        is_device(link) || link.kind == LinkKind::Virtual && is_vlan()
-    })
 }
 
 #[cfg(test)]
@@ -250,30 +230,5 @@ mod tests {
                     .all(|link| link.name != BRIDGE && link.name != LINK)
             );
         });
-    }
-
-    #[test]
-    fn advertisements_are_accepted_from_other_machines_only() {
-        let link = |name: &str, kind| Link {
-            index: 1,
-            name: name.to_owned(),
-            mac: None,
-            permanent_mac: None,
-            controller: None,
-            kind,
-            up: true,
-            carrier: true,
-            mtu: 1500,
-        };
-        let links = [
-            link("lo", LinkKind::Loopback),
-            link("eth0", LinkKind::Ethernet),
-            link("eth0.7", LinkKind::Virtual),
-            link("veth1.7", LinkKind::Virtual),
-            link(BRIDGE, LinkKind::Virtual),
-            link(LINK, LinkKind::Other),
-        ];
-        let names: Vec<_> = uplinks(&links).map(|link| &link.name[..]).collect();
-        assert_eq!(names, ["eth0", "eth0.7"]);
     }
 }

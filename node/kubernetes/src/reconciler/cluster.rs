@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hearth_agent::View;
+use hearth_api::node_settings::NodeSettings;
 use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::{ControlPlaneScheduling, KubernetesConfiguration, NodeState, PodNetwork};
 use hearth_base::event::{Value, Writer};
@@ -67,6 +68,7 @@ fn of_view(view: &View, ranges: ClusterRanges) -> Cluster {
             labels: labels
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
+            taints: NodeSettings::of(&node.settings).taints,
             gateway: subnets.map(|subnets| subnets.gateway()),
             networks: subnets
                 .iter()

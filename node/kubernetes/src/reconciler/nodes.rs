@@ -10,6 +10,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_api::node_settings::Taint;
 use hearth_api::ranges::ClusterRanges;
 use hearth_kubernetes_api::fields::Node;
 use hearth_sys::cidr::Cidr;
@@ -23,6 +24,9 @@ pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The taint of nodes of the control plane, by Kubernetes' convention.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+
+/// Annotation of a Node: the taints that settings of its node have set, separated by commas.
+const REMEMBERED_TAINTS: &str = "hearth.dev/taints";
 
 /// The nodes of the cluster that are UP, with what the reconciler needs of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +54,8 @@ pub struct Member {
     pub consensus: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, String>,
+    /// The taints in its settings.
+    pub taints: Vec<Taint>,
     /// Gateway address of its pod network, if it has one.
     pub gateway: Option<Ipv4Addr>,
     /// The addresses of its pods, of each family.
@@ -107,7 +113,8 @@ pub fn plan<'a>(
                 let wanted = labels::wanted(&member.labels, patterns, worker, controller);
                 let labels = labels::patch(&wanted, &metadata.labels, &metadata.annotations);
                 let tainted = cluster.taint_control_plane && (controller || member.consensus);
-                let changes = [labels, taints(node, tainted)].into_iter().flatten();
+                let taints = taints(node, tainted, &member.taints);
+                let changes = [labels, taints].into_iter().flatten();
                 work.patch
                     .extend(changes.map(|patch| (name.clone(), patch)));
                 if let Some(gateway) = member.gateway.filter(|_| is_ready(node)) {
@@ -131,22 +138,69 @@ pub fn plan<'a>(
     work
 }
 
-/// The merge patch with which the Node has the taint of the control plane, or has not; `None` if
-/// there is nothing to change. The list is replaced as a whole, so the patch is for this version of
-/// the object only.
-fn taints(node: &Node, wanted: bool) -> Option<Value> {
-    let is_ours = |taint: &Value| taint["key"] == CONTROL_PLANE && taint["effect"] == "NoSchedule";
-    let taints = &node.spec.taints;
-    if taints.iter().any(is_ours) == wanted {
+/// The merge patch with which the Node has the taint of the control plane, or has not, and the taints of its settings;
+/// `None` if there is nothing to change. The list is replaced as a whole, so the patch is for this version of the object
+/// only. The taints that were set by settings are remembered in an annotation: others, which somebody has set in
+/// Kubernetes, stay.
+fn taints(node: &Node, control_plane: bool, settings: &[Taint]) -> Option<Value> {
+    let metadata = &node.metadata;
+    let remembered = metadata
+        .annotations
+        .get(REMEMBERED_TAINTS)
+        .map(String::as_str);
+    let remembered: Vec<&str> = remembered.unwrap_or_default().split(',').collect();
+    let wanted = settings.iter().map(|taint| {
+        let mut value = json!({ "key": taint.key, "effect": taint.effect });
+        if !taint.value.is_empty() {
+            value["value"] = taint.value.clone().into();
+        }
+        value
+    });
+    let ours = json!({ "key": CONTROL_PLANE, "effect": "NoSchedule" });
+    let wanted: Vec<Value> = control_plane
+        .then_some(ours.clone())
+        .into_iter()
+        .chain(wanted)
+        .collect();
+    let names = |taints: &[Value]| taints.iter().map(name_of).collect::<Vec<_>>();
+    let wanted_names = names(&wanted);
+    let is_other = |taint: &&Value| {
+        let name = name_of(taint);
+        name != name_of(&ours) && !remembered.contains(&&name[..]) && !wanted_names.contains(&name)
+    };
+    let current = &node.spec.taints;
+    let is_there = |taint: &Value| current.iter().any(|it| same(it, taint));
+    let others: Vec<Value> = current.iter().filter(is_other).cloned().collect();
+    let mut to_remember: Vec<String> = settings
+        .iter()
+        .map(|t| format!("{}:{}", t.key, t.effect))
+        .collect();
+    to_remember.sort();
+    let to_remember = to_remember.join(",");
+    let is_remembered = remembered.join(",") == to_remember;
+    if is_remembered && others.len() + wanted.len() == current.len() && wanted.iter().all(is_there)
+    {
         return None;
     }
-    let others = taints.iter().filter(|taint| !is_ours(taint)).cloned();
-    let ours = json!({ "key": CONTROL_PLANE, "effect": "NoSchedule" });
-    let taints: Vec<Value> = others.chain(wanted.then_some(ours)).collect();
-    Some(json!({
-        "metadata": { "resourceVersion": node.metadata.resource_version },
-        "spec": { "taints": taints },
-    }))
+    let remember = (!to_remember.is_empty()).then_some(to_remember);
+    let mut changes = json!({ "resourceVersion": metadata.resource_version });
+    if !is_remembered {
+        changes["annotations"] = json!({ REMEMBERED_TAINTS: remember });
+    }
+    let taints: Vec<Value> = others.into_iter().chain(wanted).collect();
+    Some(json!({ "metadata": changes, "spec": { "taints": taints } }))
+}
+
+/// What a taint is known by: a Node has at most one of each key and effect.
+fn name_of(taint: &Value) -> String {
+    let text = |field: &str| taint[field].as_str().unwrap_or_default();
+    format!("{}:{}", text("key"), text("effect"))
+}
+
+/// Whether they are the same but for the time at which one was added.
+fn same(a: &Value, b: &Value) -> bool {
+    let value = |taint: &Value| taint["value"].as_str().unwrap_or_default().to_owned();
+    name_of(a) == name_of(b) && value(a) == value(b)
 }
 
 /// Whether the Node is ready. (The controller-manager sets the condition to `Unknown` if the
@@ -224,6 +278,62 @@ mod tests {
         let work = plan(&cluster, all(), &mut patience, begin + PATIENCE);
         assert_eq!(work.remove, [names[2].clone()]);
         assert_eq!(work.again, Some(begin + PATIENCE * 2));
+    }
+
+    /// Applies the patch of the taints, as the API server does; `None` if there is none.
+    fn patched(node: &Node, settings: &[Taint]) -> Option<Node> {
+        let patch = taints(node, false, settings)?;
+        let mut changed = node.clone();
+        if let Some(remembered) = patch["metadata"].get("annotations") {
+            match remembered[REMEMBERED_TAINTS].as_str() {
+                Some(text) => drop(
+                    changed
+                        .metadata
+                        .annotations
+                        .insert(REMEMBERED_TAINTS.into(), text.into()),
+                ),
+                None => drop(changed.metadata.annotations.remove(REMEMBERED_TAINTS)),
+            }
+        }
+        changed.spec.taints = patch["spec"]["taints"].as_array().unwrap().clone();
+        Some(changed)
+    }
+
+    #[test]
+    fn taints_of_settings_come_and_go_and_others_stay() {
+        let taint = |value: &str, effect| Taint {
+            key: "dedicated".into(),
+            value: value.into(),
+            effect,
+        };
+        let (db, web) = (taint("db", "NoSchedule"), taint("web", "NoSchedule"));
+        let other = json!({ "key": "disk", "effect": "NoExecute", "timeAdded": "2026" });
+        let bare: Node = serde_json::from_value(json!({
+            "metadata": { "name": "x", "resourceVersion": "7" },
+            "spec": { "taints": [other] },
+        }))
+        .unwrap();
+        assert!(patched(&bare, &[]).is_none());
+        let shown = |node: &Node| {
+            node.spec
+                .taints
+                .iter()
+                .map(|t| t["value"].clone())
+                .collect::<Vec<_>>()
+        };
+        let one = patched(&bare, std::slice::from_ref(&db)).unwrap();
+        assert_eq!(shown(&one), [Value::Null, json!("db")]);
+        assert!(patched(&one, std::slice::from_ref(&db)).is_none());
+        // Another value, and another effect.
+        let changed = patched(&one, std::slice::from_ref(&web)).unwrap();
+        assert_eq!(shown(&changed), [Value::Null, json!("web")]);
+        let both = [web, taint("", "NoExecute")];
+        let more = patched(&changed, &both).unwrap();
+        assert_eq!(more.spec.taints.len(), 3);
+        assert!(patched(&more, &both).is_none());
+        let gone = patched(&more, &[]).unwrap();
+        assert_eq!(gone.spec.taints, [other]);
+        assert_eq!(gone.metadata.annotations.get(REMEMBERED_TAINTS), None);
     }
 
     #[test]

@@ -124,6 +124,7 @@ fn worker(last: u8, labels: &[(&str, &str)]) -> Member {
         consensus: false,
         controller: false,
         labels: labels.iter().map(owned).collect(),
+        taints: Vec::new(),
         gateway: Some(Ipv4Addr::new(10, 208, last, 1)),
         networks: vec![format!("10.208.{last}.0/24").parse().unwrap()],
     }

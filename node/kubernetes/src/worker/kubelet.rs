@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET, ports};
+use hearth_api::node_settings::Reserved;
 use hearth_api::ranges::ClusterRanges;
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{Value, Writer};
@@ -77,6 +78,8 @@ struct Facts {
     controller: bool,
     /// The ports of registries for which there are credentials.
     registry_ports: BTreeSet<u16>,
+    /// What operators keep from pods.
+    reserved: Reserved,
 }
 
 /// Runs the kubelet.
@@ -91,6 +94,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let mut all_addresses = parts.addresses(&ranges);
     let mut all_roles = parts.local_roles.watch();
     let mut settings = parts.settings.value().watch();
+    let mut node_settings = parts.node_settings.watch();
     let known = async {
         let name = parts.member.watch().next().await?.own.node().to_string();
         let mut imported = worker.imported.watch();
@@ -110,6 +114,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
             network,
             controller,
             registry_ports,
+            reserved: node_settings.next().await?.reserved,
         };
         Ok::<_, Failure>((facts, client))
     };
@@ -141,6 +146,9 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
             }
             other = settings.wait_for(|now| provider::ports(now) != facts.registry_ports) => {
                 other.map(|_| "there are credentials for registries with other ports")
+            }
+            other = node_settings.wait_for(|now| now.reserved != facts.reserved) => {
+                other.map(|_| "what is reserved has changed")
             }
         }
     };
@@ -187,7 +195,7 @@ impl Worker {
             files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
         }
         let config = files.config(Binary::Kubelet.name());
-        let reserve = Reserve::here(facts.controller);
+        let reserve = Reserve::here(facts.controller, facts.reserved);
         reserve.keep_memory();
         let content = configuration(root, facts, reserve);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
@@ -302,6 +310,7 @@ mod tests {
 
     use super::*;
     use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, root};
+    use crate::worker::reserve::Machine;
 
     fn facts() -> Facts {
         Facts {
@@ -321,6 +330,7 @@ mod tests {
             }),
             controller: true,
             registry_ports: BTreeSet::new(),
+            reserved: Reserved::default(),
         }
     }
 
@@ -347,7 +357,12 @@ mod tests {
 
     #[test]
     fn its_file_is_as_committed() {
-        let file = configuration(&root(), &facts(), Reserve::of(true, 4 << 30));
+        let machine = Machine {
+            memory: 4 << 30,
+            millicpus: 2000,
+        };
+        let reserve = Reserve::of(true, machine, Reserved::default());
+        let file = configuration(&root(), &facts(), reserve);
         check_json(include_str!("../snapshot/kubelet.json"), &file);
     }
 

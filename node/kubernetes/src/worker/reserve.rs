@@ -15,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hearth_api::chain;
+use hearth_api::node_settings::Reserved;
 use hearth_host::layout::{NODE_GROUP, Root};
 use hearth_sys::quota::{self, Amount, QuotaError};
 use hearth_sys::{cgroups, memory};
@@ -42,29 +43,52 @@ const PROJECT: u32 = 1;
 pub(super) struct Reserve {
     /// Bytes.
     memory: u64,
+    /// Thousandths of a CPU; 0 for none.
+    millicpus: u32,
+}
+
+/// The size of a machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine {
+    /// Bytes.
+    pub memory: u64,
+    /// Thousandths of a CPU.
+    pub millicpus: u32,
 }
 
 impl Reserve {
-    /// On this machine.
-    pub(super) fn here(controller: bool) -> Self {
-        Self::of(controller, memory::total())
+    /// On this machine, with what operators reserve in addition.
+    pub(super) fn here(controller: bool, further: Reserved) -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let machine = Machine {
+            memory: memory::total(),
+            millicpus: u32::try_from(cpus * 1000).unwrap_or(u32::MAX),
+        };
+        Self::of(controller, machine, further)
     }
 
-    /// On a machine with this many bytes of memory. On a small one, pods get a third.
-    pub(super) fn of(controller: bool, total: u64) -> Self {
+    /// On a machine of this size. On a small one, pods get a third; whatever operators reserve, they get a tenth: the
+    /// kubelet does not start without any.
+    pub(super) fn of(controller: bool, machine: Machine, further: Reserved) -> Self {
         let controller = if controller { CONTROLLER_MEMORY } else { 0 };
         let memory = NODE_MEMORY + WORKER_MEMORY + controller;
+        let memory = memory.min(machine.memory / 3 * 2) + further.memory;
         Self {
-            memory: memory.min(total / 3 * 2),
+            memory: memory.min(machine.memory / 10 * 9),
+            millicpus: further.millicpus.min(machine.millicpus / 10 * 9),
         }
     }
 
     /// The value of `kubeReserved` in the kubelet's configuration.
     pub(super) fn kube_reserved(self) -> Json {
-        json!({
+        let mut reserved = json!({
             "memory": format!("{}Mi", self.memory / MIB),
             "pid": PROCESS_IDS.to_string(),
-        })
+        });
+        if self.millicpus > 0 {
+            reserved["cpu"] = format!("{}m", self.millicpus).into();
+        }
+        reserved
     }
 
     /// Keeps memory for the node when the kernel reclaims some. Without it everything works, slower.
@@ -133,6 +157,29 @@ fn rest(Amount { bytes, inodes }: Amount) -> Amount {
 mod tests {
     use super::*;
 
+    fn machine(memory: u64) -> Machine {
+        Machine {
+            memory,
+            millicpus: 2000,
+        }
+    }
+
+    #[test]
+    fn operators_reserve_more_but_not_all() {
+        let gib = 1 << 30;
+        for (memory, millicpus, expected) in [
+            (gib, 500, ("1440Mi", "500m")),
+            (100 * gib, 64_000, ("3686Mi", "1800m")),
+        ] {
+            let further = Reserved { memory, millicpus };
+            let reserved = Reserve::of(false, machine(4 * gib), further).kube_reserved();
+            assert_eq!(
+                (&reserved["memory"], &reserved["cpu"]),
+                (&json!(expected.0), &json!(expected.1))
+            );
+        }
+    }
+
     #[test]
     fn the_node_keeps_what_its_roles_need() {
         let gib = 1 << 30;
@@ -142,8 +189,9 @@ mod tests {
             (true, 64 * gib, "928Mi"),
             (true, gib, "682Mi"),
         ] {
-            let reserved = Reserve::of(controller, total).kube_reserved();
-            assert_eq!(reserved["memory"], expected);
+            let reserved = Reserve::of(controller, machine(total), Reserved::default());
+            assert_eq!(reserved.kube_reserved()["memory"], expected);
+            assert!(reserved.kube_reserved()["cpu"].is_null());
         }
     }
 

@@ -48,12 +48,9 @@ impl Netlink {
 
     /// Adds a device to a bond. It is set down for that, and up again by the bond.
     pub async fn join_bond(&self, index: u32, bond: u32) -> Result<(), NetlinkError> {
-        let step = || format!("add interface {index} to bond {bond}");
-        let down = LinkUnspec::new_with_index(index).down().build();
-        let result = self.handle.link().set(down).execute().await;
-        result.map_err(refused(step()))?;
+        self.set_down(index).await?;
         let join = LinkUnspec::new_with_index(index).controller(bond).build();
         let result = self.handle.link().set(join).execute().await;
-        result.map_err(refused(step()))
+        result.map_err(refused(format!("add interface {index} to bond {bond}")))
     }
 }

@@ -322,6 +322,24 @@ impl<S: SlotStore> SlotPair<S> {
         Ok(generation)
     }
 
+    /// Replaces the value, also one that nobody can read any more: for a state that is not needed to go on.
+    ///
+    /// # Errors
+    /// A slot has another version, or cannot be written.
+    pub fn save_over(&mut self, payload: &[u8]) -> Result<u64, SlotError> {
+        match self.save(payload) {
+            Err(
+                SlotError::Corrupt { .. }
+                | SlotError::Contradiction { .. }
+                | SlotError::LastGeneration,
+            ) => {
+                self.erase()?;
+                self.save(payload)
+            }
+            saved => saved,
+        }
+    }
+
     /// Overwrites and removes both slots, whatever their content.
     ///
     /// A power cut meanwhile leaves the value or `NeverCompleted`, and never a pair that is

@@ -61,6 +61,7 @@ fn full(node: u8) -> FullRecord {
             state: NodeState::Up,
             roles: worker(true),
             labels: Vec::new(),
+            settings: Vec::new(),
             tpm_usage: TpmUsage::NotPresent,
             storage_security: StorageSecurity::Encrypted,
             decommissioning: false,

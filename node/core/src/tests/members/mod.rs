@@ -177,7 +177,11 @@ impl Cluster {
         let own = founding::certify(&data, &authorities, wall_clock()).unwrap();
         let credentials = Arc::new(own.credentials());
         let disk = first.site.root.data.node();
-        rolefetch::save(&disk.roles(), &data.roles).unwrap();
+        let assigned = rolefetch::Assigned {
+            roles: data.roles,
+            settings: Vec::new(),
+        };
+        rolefetch::save(&disk.roles(), &assigned).unwrap();
         hearth_host::credentials::save(&disk.credentials(), &credentials).unwrap();
         hearth_host::pki::remove_authority_keys(&etcd).unwrap();
         let ca = credentials.ca.clone();
@@ -284,6 +288,7 @@ impl Cluster {
             member: members,
             connection: connections.clone(),
             local_roles: roles_writer,
+            node_settings: event::value().0,
             refusals: refusals.clone(),
         });
         let beat = Arc::new(heartbeat::Worker {

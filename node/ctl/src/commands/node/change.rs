@@ -1,20 +1,20 @@
-//! Commands that change a node's record: approve, roles, labels, decommission, delete.
+//! Commands that change a node's record: approve, roles, labels, settings, decommission, delete.
 
 use std::io::{self, IsTerminal as _};
 
 use hearth_api::client::{Channel, within};
-use hearth_api::labels;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     self, ApproveNodeRequest, DecommissionNodeRequest, DeleteNodeRequest, NodeSelector, NodeState,
-    UpdateNodeLabelsRequest, UpdateNodeRolesRequest, node_selector,
+    UpdateNodeLabelsRequest, UpdateNodeRolesRequest, UpdateNodeSettingsRequest, node_selector,
 };
+use hearth_api::{labels, node_settings};
 use tonic::{Code, Response, Status};
 
 use super::super::{print, print_json};
 use super::wait::{self, Goal};
 use super::{find, show};
-use crate::args::{Confirm, Format, Global, Label, Node, Role, RoleName, Wait};
+use crate::args::{Confirm, Format, Global, Label, Node, Role, RoleName, Setting, Wait};
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
@@ -46,6 +46,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             change.roles(&node, &roles, false, wait, output.form).await
         }
         Node::Label(label) => change.label(label).await,
+        Node::Setting(setting) => change.setting(setting).await,
         Node::Decommission {
             which,
             sure,
@@ -75,6 +76,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
         | Node::Logs { .. }
         | Node::Firewall { .. }
         | Node::Reboot { .. }
+        | Node::Network(_)
         | Node::PowerOff { .. } => Ok(()),
     }
 }
@@ -189,6 +191,38 @@ impl Change<'_> {
         let mut management = self.management();
         let call = management.update_node_labels(request);
         let what = format!("change the labels of {}", node.id);
+        let answer = self.call(what, call).await?;
+        let node = output::Node::from(&answer.node.unwrap_or_default());
+        show(&node, output.form)
+    }
+
+    async fn setting(&self, setting: Setting) -> Result<(), Failure> {
+        let (which, upsert, delete, output) = match setting {
+            Setting::Set {
+                which,
+                settings,
+                output,
+            } => (which, settings, Vec::new(), output),
+            Setting::Remove {
+                which,
+                names,
+                output,
+            } => (which, Vec::new(), names, output),
+        };
+        let setting = |(name, value)| v1::NodeSetting { name, value };
+        let upsert: Vec<_> = upsert.into_iter().map(setting).collect();
+        node_settings::check_changes(&upsert, &delete).map_err(|error| {
+            Failure::invalid(format!("change the settings of {}", which.node), error)
+        })?;
+        let node = self.find(&which.node).await?;
+        let request = UpdateNodeSettingsRequest {
+            node: selector(&node),
+            upsert,
+            delete,
+        };
+        let mut management = self.management();
+        let call = management.update_node_settings(request);
+        let what = format!("change the settings of {}", node.id);
         let answer = self.call(what, call).await?;
         let node = output::Node::from(&answer.node.unwrap_or_default());
         show(&node, output.form)

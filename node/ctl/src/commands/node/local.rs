@@ -67,7 +67,7 @@ fn of_severity(severity: Severity) -> LogSeverity {
 }
 
 /// The node, with the fields that are known, and a channel to it.
-async fn open(
+pub(super) async fn open(
     global: &Global,
     wanted: &str,
     at: &NodeEndpointArg,
@@ -189,7 +189,7 @@ async fn firewall(
 }
 
 /// A failed call to the node itself.
-fn at_node(what: String, status: Status) -> Failure {
+pub(super) fn at_node(what: String, status: Status) -> Failure {
     let advice = "this command connects to the node itself: check that the node is running and \
                   that its address is reachable; --node-endpoint sets another address";
     match tonic::Code::Unavailable == status.code() {

@@ -21,7 +21,9 @@ use serde_json::{Deserializer, Value as Json};
 
 use super::super::cluster_info;
 use super::failed;
-use crate::args::{Assignment, Bootstrap, Global, Machine, Register, RoleName, Source};
+use crate::args::{
+    Assignment, Bootstrap, Global, Machine, NetworkFlags, Register, RoleName, Source,
+};
 use crate::failure::{Failure, Kind};
 use crate::{connection, files, keys, parameters};
 
@@ -85,9 +87,14 @@ pub(super) async fn register(
 
 /// The message in the file, or an empty one.
 fn begin(source: &Source) -> Result<NodeParameters, Failure> {
-    let Some(path) = &source.from else {
-        return Ok(NodeParameters::default());
-    };
+    match &source.from {
+        Some(path) => read_text(path),
+        None => Ok(NodeParameters::default()),
+    }
+}
+
+/// The message that somebody has written as text in this file.
+pub(in crate::commands) fn read_text(path: &Path) -> Result<NodeParameters, Failure> {
     let text = String::from_utf8(written(path)?).map_err(|_| {
         failed("read", path)
             .because("it is not text")
@@ -218,7 +225,25 @@ fn label(labels: &mut Vec<Label>, wanted: &[(String, String)]) {
 /// What is the same for all machines, but for labels.
 fn configure(message: &mut NodeParameters, wanted: &Machine) {
     let given = message.network_config.take();
-    let mut network = given.clone().unwrap_or_default();
+    let network = network(given.clone().unwrap_or_default(), &wanted.network);
+    if given.is_some() || network != NetworkConfig::default() {
+        message.network_config = Some(network);
+    }
+    if !wanted.time_servers.is_empty() {
+        message.time_servers.clone_from(&wanted.time_servers);
+    }
+    if let Some(id) = wanted.wipe {
+        message.wipe = Some(Wipe {
+            enrolment_id: id.as_bytes().to_vec(),
+        });
+    }
+}
+
+/// The configuration with the fields that the flags set.
+pub(in crate::commands) fn network(
+    mut network: NetworkConfig,
+    wanted: &NetworkFlags,
+) -> NetworkConfig {
     if !wanted.addresses.is_empty() {
         network.addresses.clone_from(&wanted.addresses);
     }
@@ -236,17 +261,7 @@ fn configure(message: &mut NodeParameters, wanted: &Machine) {
     if let Some(vlan) = wanted.vlan {
         network.vlan = vlan;
     }
-    if given.is_some() || network != NetworkConfig::default() {
-        message.network_config = Some(network);
-    }
-    if !wanted.time_servers.is_empty() {
-        message.time_servers.clone_from(&wanted.time_servers);
-    }
-    if let Some(id) = wanted.wipe {
-        message.wipe = Some(Wipe {
-            enrolment_id: id.as_bytes().to_vec(),
-        });
-    }
+    network
 }
 
 /// Of what is no address, the decoder says so.
