@@ -4,6 +4,7 @@
 //! ([`node`]). Each flavour has a folder under `target/hearth/`, and every user of an image calls [`ensure`] each time.
 
 mod extension;
+mod format;
 mod node;
 mod release;
 mod signing;
@@ -16,24 +17,23 @@ pub(crate) use release::{VERSION, revision};
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use hearth_build::cache;
 use hearth_extension::Extension;
 use hearth_firmware::Package;
-use hearth_image::output::Output;
 use hearth_image::recipe;
 use hearth_image::recipe::Release;
 use hearth_image::sector::SectorSize;
 
-use crate::command::{Cmd, check_interrupt, find_program};
+use crate::command::{check_interrupt, find_program};
 use crate::kernel::{self, Kernel};
 use crate::programs;
 use crate::setup::{self, Needs};
 use crate::target::folder;
 use crate::ui::Ui;
+use format::Format;
 use signing::Signing;
 
 /// `cargo xtask image`: build the disk image.
@@ -106,15 +106,6 @@ impl Args {
             (None, false) => Signing::Own,
         }
     }
-}
-
-/// Image formats.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// The disk's bytes, in a sparse file
-    Raw,
-    /// QEMU's format
-    Qcow2,
 }
 
 /// Build flavours of the node.
@@ -208,7 +199,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     if args.check {
         return check(ui, &recipe);
     }
-    if args.format == Format::Qcow2 && find_program("qemu-img").is_none() {
+    if args.format.is_converted() && find_program("qemu-img").is_none() {
         setup::ensure(ui, Needs::RUN)?;
     }
     // Images with other content do not replace those that `run` and the tests boot.
@@ -224,21 +215,28 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
             recipe.parts.disk(&artifacts.uki)?.write(path)?;
             path.clone()
         }
-        (Format::Qcow2, path) => {
-            let path = path.clone().unwrap_or_else(|| folder.join("hearth.qcow2"));
-            qcow2(ui, &artifacts.image, &path)?;
+        (format, path) => {
+            let default = || folder.join("hearth").with_extension(format.extension());
+            let path = path.clone().unwrap_or_else(default);
+            let seed = recipe.parts.disk(&artifacts.uki)?.seed;
+            format::convert(ui, format, &artifacts.image, seed, &path)?;
             path
         }
     };
     if args.output.is_some() {
-        let measurements = fs::read(&artifacts.measurements)
-            .with_context(|| format!("cannot read {}", artifacts.measurements.display()))?;
-        let beside = image.with_extension("measurements.json");
-        hearth_image::output::write(&beside, &measurements)?;
+        write_measurements(&artifacts, &image)?;
     }
     task.done();
     println!("{}", image.display());
     Ok(())
+}
+
+/// Writes what a boot of the image measures beside the file that was asked for.
+fn write_measurements(artifacts: &Artifacts, image: &Path) -> Result<()> {
+    let measurements = fs::read(&artifacts.measurements)
+        .with_context(|| format!("cannot read {}", artifacts.measurements.display()))?;
+    let beside = image.with_extension("measurements.json");
+    Ok(hearth_image::output::write(&beside, &measurements)?)
 }
 
 /// The image of this flavour and its parts, built if they are not up to date.
@@ -432,22 +430,6 @@ impl ImageSpec {
     }
 }
 
-/// Converts a raw image; the new one appears when it is complete.
-fn qcow2(ui: &Ui, raw: &Path, destination: &Path) -> Result<()> {
-    let mut output = Output::create(destination)?;
-    let mode = fs::metadata(raw).with_context(|| format!("cannot read {}", raw.display()))?;
-    if mode.permissions().mode() & 0o077 == 0 {
-        output = output.secret()?;
-    }
-    Cmd::new("qemu-img")
-        // In disk order, as without -W: otherwise the result depends on timing.
-        .args(["convert", "-f", "raw", "-O", "qcow2"])
-        .arg(raw)
-        .arg(output.reachable_path())
-        .run(ui)?;
-    Ok(output.publish()?)
-}
-
 /// Builds everything except the node's binary twice, in two folders, and compares.
 fn check(ui: &Ui, recipe: &ImageSpec) -> Result<()> {
     let parent = folder("check")?;
@@ -516,10 +498,7 @@ fn sha256(path: &Path) -> Result<String> {
 mod tests {
     use hearth_api::extension::ExtensionName;
     use hearth_api::names;
-    use hearth_image::disk::Seed;
-    use hearth_image::layout::{self, Boot};
-
-    use super::*;
+    use hearth_image::layout;
 
     /// The two crates do not depend on each other.
     #[test]
@@ -541,42 +520,5 @@ mod tests {
         let name: ExtensionName = names::EXTENSION_KUBERNETES.parse().unwrap();
         let mounted = format!("{}/{}", names::EXTENSIONS, name.as_str());
         assert_eq!(hearth_bundle::MOUNTED_AT, mounted);
-    }
-
-    #[test]
-    fn qcow2_holds_the_same_disk_each_time() {
-        let ui = Ui::new(false);
-        let folder = tempfile::tempdir().unwrap();
-        let raw = folder.path().join("raw");
-        let boot = Boot {
-            loader: vec![6; 10_000].into(),
-            uki: vec![7; 100_000].into(),
-            version: VERSION.to_owned(),
-        };
-        let seed = Seed::of(&[b"x"]);
-        let parameters = Some(&b"secret"[..]);
-        let disk = layout::disk(seed, boot, parameters, Vec::new(), SectorSize::B512).unwrap();
-        disk.write(&raw).unwrap();
-        let [first, second] = ["1.qcow2", "2.qcow2"].map(|name| folder.path().join(name));
-        qcow2(&ui, &raw, &first).unwrap();
-        qcow2(&ui, &raw, &second).unwrap();
-        assert_eq!(fs::read(&first).unwrap(), fs::read(&second).unwrap());
-        let mode = fs::metadata(&first).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "others can read the parameters");
-        Cmd::new("qemu-img")
-            .args(["compare", "-f", "raw", "-F", "qcow2"])
-            .arg(&raw)
-            .arg(&first)
-            .run(&ui)
-            .unwrap();
-        assert!(
-            qcow2(
-                &ui,
-                &folder.path().join("absent"),
-                &folder.path().join("3.qcow2")
-            )
-            .is_err()
-        );
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
     }
 }
