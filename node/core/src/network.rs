@@ -111,7 +111,7 @@ pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     .await
 }
 
-/// Follows the interfaces of the configuration, and begins anew with those of the next one. Returns only on an error.
+/// Follows the interfaces of the configuration, then those of the next one. Returns only on an error.
 async fn follow_configurations(
     netlink: &Netlink,
     published: &mut Published<'_>,

@@ -377,7 +377,7 @@ pub(crate) enum Setting {
     /// sysctl.vm.max_map_count=262144; which ones can be set is a list in
     /// docs/hearthctl.md.
     ///
-    /// taint.KEY=[VALUE:]EFFECT taints the Kubernetes node, such as
+    /// taint.KEY=VALUE:EFFECT taints the Kubernetes node, such as
     /// taint.dedicated=db:NoSchedule.
     ///
     /// reserved.memory=512Mi and reserved.cpu=500m keep this much from pods, in

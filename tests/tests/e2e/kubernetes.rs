@@ -291,8 +291,8 @@ true";
 /// Settings of the node reach its kernel, which pods see, and its Node object; and they are taken back.
 async fn settings_are_followed(kubernetes: &Kubernetes, node: &str) -> Outcome {
     let setting = "cat /proc/sys/vm/max_map_count";
-    let before = kubernetes.kubectl(&["exec", "client", "--", "sh", "-c", setting]);
-    let before = before.await?;
+    let words = ["exec", "client", "--", "sh", "-c", setting];
+    let before = kubernetes.kubectl(&words).await?;
     let tainted = |wanted: bool| {
         move |node: &Value| {
             let taints = node["spec"]["taints"].as_array().cloned();

@@ -216,5 +216,5 @@ async fn a_network_that_cannot_be_is_not_tried() {
     std::fs::write(&file, "network_config: {}\n").unwrap();
     f.ok(&["node", "network", &id, "--from", super::text(&file)])
         .await;
-    assert!(at.calls().iter().any(|call| *call == "TryNetwork"));
+    assert!(at.calls().contains(&"TryNetwork"));
 }
