@@ -79,6 +79,11 @@ impl Saved {
     pub(super) async fn restore(&self, index: usize, member: &mut Member) -> Outcome {
         let id = self.ids.get(index).context("a larger cluster was saved")?;
         member.id.clone_from(id);
+        // The owner of the machine's parameters is another one, whose cluster was never founded.
+        let machine = member.node.folder();
+        for file in [key_file, secret_file, recovery_key_file] {
+            fs::copy(file(&self.folder), file(machine)).context("cannot copy the owner's files")?;
+        }
         member
             .node
             .restore(&disk(&self.folder, index), &self.folder)

@@ -13,7 +13,7 @@ use hearth_host::network_control::{
 };
 use hearth_host::network_setting::{NetworkSetting, NetworkSettingStore};
 use hearth_parameters::{Mac, Network};
-use hearth_sys::netlink::{Link, Netlink, NetlinkError};
+use hearth_sys::netlink::{Link, LinkKind, Netlink, NetlinkError};
 use tokio::time::{Instant, sleep_until};
 
 use super::trial::{Configurations, ToSave};
@@ -145,8 +145,11 @@ impl Control {
 async fn devices() -> Result<Vec<DeviceReport>, NetlinkError> {
     let netlink = Netlink::open()?;
     let links = netlink.list_links().await?;
+    // The kernel has a bond from the start, without devices, which nobody uses.
+    let has_devices = |bond: &Link| links.iter().any(|link| link.controller == Some(bond.index));
+    let is_used = |link: &&Link| link.kind != LinkKind::Bond || has_devices(link);
     let mut devices = Vec::new();
-    for link in links.iter().filter(|link| link.is_uplink()) {
+    for link in links.iter().filter(|link| link.is_uplink()).filter(is_used) {
         let bond = |other: &&Link| Some(other.index) == link.controller;
         devices.push(DeviceReport {
             name: link.name.clone(),
