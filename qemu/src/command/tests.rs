@@ -68,7 +68,8 @@ fn a_direct_boot_has_a_kernel_and_no_flash() {
     // Arguments of their own: nothing is escaped in them.
     assert_eq!(value(&line, "-kernel"), "/k,1");
     let append = value(&line, "-append");
-    assert_eq!(append, format!("console=ttyS0,115200 quiet {TCG_TICK}"));
+    let told = format!("console=ttyS0,115200 quiet {TCG_TICK} {TCG_TIMER}");
+    assert_eq!(append, told);
     // QEMU has another working directory.
     assert!(Path::new(line.values_of("-initrd")[0]).is_absolute());
     assert_eq!(value(&line, "-machine"), "q35");
