@@ -514,19 +514,28 @@ impl Cluster {
         Ok(())
     }
 
+    /// Waits until the curators have this address for a node.
+    ///
+    /// # Errors
+    /// If that times out.
+    pub async fn is_at(&self, id: &str, address: Ipv4Addr) -> Outcome {
+        let wanted = format!("{id} at {address}");
+        let address = address.to_string();
+        self.until(&wanted, bounds::SETTLED, |cluster_status| {
+            let node = cluster_status.nodes.iter().find(|node| node.id == id);
+            let status = node.and_then(|node| node.status.as_ref());
+            status.is_some_and(|status| status.external_address == address)
+        })
+        .await?;
+        Ok(())
+    }
+
     /// hearthctl with a context of this cluster and its owner.
     ///
     /// # Errors
     /// If it does not take ownership within the bound.
     pub async fn hearthctl(&self, test: &TestCtx) -> anyhow::Result<Hearthctl> {
-        let mut curators = Vec::new();
-        for member in &self.members {
-            curators.push(
-                self.network
-                    .forward(&member.name, names::PORT_CURATOR)
-                    .await?,
-            );
-        }
+        let curators = curators(&self.network).await?;
         let config = test.folder().join("hearthctl.json");
         owner::hearthctl(test, config, self.members[0].node.folder(), &curators).await
     }

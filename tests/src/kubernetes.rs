@@ -51,7 +51,7 @@ impl Kubernetes {
         let curator = vm.forwarded(names::PORT_CURATOR);
         let curator = curator.context("the curator's port is not forwarded")?;
         let config = folder.join("hearthctl.json");
-        let hearthctl = owner::hearthctl(test, config, founder, &[curator]).await?;
+        let hearthctl = owner::hearthctl(test, config, founder, &[curator.into()]).await?;
         let before = Self {
             kubectl: test.kubernetes()?.kubectl.clone(),
             hearthctl,

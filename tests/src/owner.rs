@@ -3,7 +3,6 @@
 //! The owner and the calls are those of [`hearth_lab`]; this module adds the repetition of calls, their bounds, and
 //! waits.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -24,6 +23,9 @@ use tonic::Status;
 use crate::TestCtx;
 use crate::bounds::{self, until_ok};
 
+/// The name of the context that [`hearthctl`] makes.
+pub const CONTEXT: &str = "test";
+
 /// Parameters for the first node of this owner's cluster, with a domain that distinguishes two of them later.
 pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
     let configuration = v1::ClusterConfiguration {
@@ -33,8 +35,8 @@ pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
     owner.parameters(configuration)
 }
 
-/// hearthctl with this contexts file, and in it a context of the cluster of these curators, whose owner's files are in the
-/// folder `founder`.
+/// hearthctl with this contexts file, and in it the context [`CONTEXT`] of the cluster of these curators, whose owner's
+/// files are in the folder `founder`.
 ///
 /// # Errors
 /// If it does not take ownership within the bound.
@@ -42,13 +44,13 @@ pub async fn hearthctl(
     test: &TestCtx,
     config: PathBuf,
     founder: &Path,
-    curators: &[SocketAddr],
+    curators: &[Endpoint],
 ) -> anyhow::Result<Hearthctl> {
     let hearthctl = Hearthctl {
         program: test.artifacts().hearthctl.clone(),
         config,
     };
-    let take = hearthctl.take_ownership("test", founder, curators);
+    let take = hearthctl.take_ownership(CONTEXT, founder, curators);
     // A curator that was just elected, or has lost its leader, is unavailable for a moment.
     until_ok("the owner's certificate", bounds::SETTLED, || async {
         Ok(tool::run(&take).await?)

@@ -44,17 +44,14 @@ impl Worker {
     /// Returns what was refused.
     fn apply(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        let deleted = before
-            .iter()
-            .filter(|(name, _)| !wanted.contains_key(*name));
-        let deleted: Vec<_> = deleted.map(|(n, v)| (n.clone(), v.clone())).collect();
         let mut refused = Vec::new();
-        for (name, value) in deleted {
-            match sysctl::set_under(&self.proc_sys, &name, &value) {
-                Ok(()) => drop(before.remove(&name)),
-                Err(error) => refused.push(error),
+        before.retain(|name, value| {
+            if wanted.contains_key(name) {
+                return true;
             }
-        }
+            let restored = sysctl::set_under(&self.proc_sys, name, value);
+            restored.map_err(|error| refused.push(error)).is_err()
+        });
         for (name, value) in wanted {
             if let Err(error) = self.set(&mut before, name, value) {
                 refused.push(error);

@@ -28,8 +28,9 @@ const MOST_MEMORY: u64 = 1024 * GIB;
 const MOST_MILLICPUS: u32 = 1_024_000;
 
 /// The kernel settings that may be set: limits and sizes that programs ask for, and that neither isolation nor a part of the node
-/// depends on. Each is of the machine, not of a network namespace, unless it begins with `net.`: then it is that of the
-/// node, and pods have their own.
+/// depends on. Pods have their own of those that the kernel keeps for each namespace: most that begin with `net.`, and those of
+/// messages, semaphores and shared memory that begin with `kernel.`. Of these, what is set is that of the node, and of pods in
+/// its namespaces.
 pub const SYSCTLS: &[&str] = &[
     "fs.aio-max-nr",
     "fs.file-max",

@@ -625,17 +625,18 @@ fn duration_or_zero(text: &str) -> Result<Duration, String> {
 
 /// Parses NAME=VALUE. Which names and values are valid is checked later, by the rules of the API.
 fn setting(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("expected NAME=VALUE".to_owned()),
-    }
+    pair(text, "NAME=VALUE")
 }
 
-/// Parses KEY=VALUE. Which keys and values are valid is checked later, by the rules of the API.
+/// Parses KEY=VALUE, in the same way.
 fn label(text: &str) -> Result<(String, String), String> {
+    pair(text, "KEY=VALUE")
+}
+
+fn pair(text: &str, form: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("expected KEY=VALUE".to_owned()),
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("expected {form}")),
     }
 }
 

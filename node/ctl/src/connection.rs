@@ -194,10 +194,10 @@ pub(crate) async fn open_node(
 /// The same at several addresses that the node may have, through the routes of the context.
 pub(crate) async fn open_node_at(
     global: &Global,
+    session: &Session,
     id: NodeId,
     endpoints: Vec<Endpoint>,
 ) -> Result<Channel, Failure> {
-    let session = Session::new(global)?;
     let reached = endpoints.into_iter().map(|at| session.context.reach(at));
     let reached: Result<Vec<_>, _> = reached.collect();
     session

@@ -4,6 +4,7 @@
 //! which stays where the user keeps it. The certificate is a file in the same directory.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -328,10 +329,12 @@ fn curators(nodes: &[Node]) -> impl Iterator<Item = Endpoint> {
         let roles = node.roles.unwrap_or_default();
         node.state() == NodeState::Up && roles.consensus_member.is_some()
     });
-    members.filter_map(|node| {
-        let address = node.status.as_ref()?.external_address.parse().ok()?;
-        Some(Endpoint::new(address, PORT_CURATOR))
-    })
+    members.filter_map(|node| Some(Endpoint::new(reported_address(node)?, PORT_CURATOR)))
+}
+
+/// The address that a node has reported to the cluster.
+pub(crate) fn reported_address(node: &Node) -> Option<IpAddr> {
+    node.status.as_ref()?.external_address.parse().ok()
 }
 
 /// The name of a context for which none was given: the first 8 digits of the cluster ID.

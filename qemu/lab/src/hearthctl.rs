@@ -56,7 +56,12 @@ impl Hearthctl {
     }
 
     /// The command line that takes ownership at these curators, with the owner's files in this folder.
-    pub fn take_ownership(&self, name: &str, owner: &Path, curators: &[SocketAddr]) -> CommandLine {
+    pub fn take_ownership(
+        &self,
+        name: &str,
+        owner: &Path,
+        curators: &[impl fmt::Display],
+    ) -> CommandLine {
         let mut line = self.call(["cluster", "take-ownership", "--name", name]);
         for curator in curators {
             line.option("--endpoint", curator.to_string());
@@ -66,12 +71,17 @@ impl Hearthctl {
         line
     }
 
-    /// Connects to an address of the current context by another one.
+    /// Connects to an address of a context by another one.
     ///
     /// # Errors
     /// If the call fails.
-    pub async fn route(&self, address: SocketAddrV4, host: SocketAddr) -> Result<(), ToolError> {
-        let mut line = self.call(["context", "route"]);
+    pub async fn route(
+        &self,
+        context: &str,
+        address: SocketAddrV4,
+        host: SocketAddr,
+    ) -> Result<(), ToolError> {
+        let mut line = self.call(["--context", context, "context", "route"]);
         line.arg(address.to_string()).arg(host.to_string());
         tool::run(&line).await?;
         Ok(())
@@ -83,9 +93,7 @@ impl Hearthctl {
     /// If a call fails.
     pub async fn set_routes(&self, routes: &[(SocketAddrV4, SocketAddr)]) -> Result<(), ToolError> {
         for (address, host) in routes {
-            let mut line = self.call(["--context", CONTEXT, "context", "route"]);
-            line.arg(address.to_string()).arg(host.to_string());
-            tool::run(&line).await?;
+            self.route(CONTEXT, *address, *host).await?;
         }
         Ok(())
     }

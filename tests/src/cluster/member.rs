@@ -76,6 +76,12 @@ impl Member {
         self.address
     }
 
+    /// An address of the cluster's network that no machine has.
+    pub fn unused_address(&self) -> Ipv4Addr {
+        let [a, b, c, d] = self.address.octets();
+        Ipv4Addr::new(a, b, c, d + 100)
+    }
+
     /// Its node ID; empty before it was approved.
     pub fn id(&self) -> &str {
         &self.id

@@ -2,33 +2,12 @@
 //!
 //! Some are not run by default; `cargo xtask test e2e network --long` runs all of them.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use hearth_api::v1::ClusterState;
 use hearth_qemu::switch::Faults;
-use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
-
-/// An address of the cluster's network that no machine has.
-fn unused(address: Ipv4Addr) -> Ipv4Addr {
-    let [a, b, c, d] = address.octets();
-    Ipv4Addr::new(a, b, c, d + 100)
-}
-
-/// Waits until the cluster has this address for a node.
-async fn is_at(cluster: &Cluster, id: &str, address: Ipv4Addr) -> Outcome {
-    let wanted = format!("{id} at {address}");
-    let address = address.to_string();
-    cluster
-        .until(&wanted, bounds::SETTLED, |cluster_status| {
-            let node = cluster_status.nodes.iter().find(|node| node.id == id);
-            let status = node.and_then(|node| node.status.as_ref());
-            status.is_some_and(|status| status.external_address == address)
-        })
-        .await
-        .map(drop)
-}
+use hearth_tests::{Cluster, Outcome, TestCtx, here};
 
 /// A member's address changes while it runs and another member is off: the others follow, consensus continues with the
 /// new address, and the member that restarts with an old directory finds it.
@@ -41,10 +20,10 @@ async fn an_address_changes_and_everyone_follows() -> Outcome {
 
     let (id, address) = {
         let node = cluster.node(1);
-        (node.id().to_owned(), unused(node.address()))
+        (node.id().to_owned(), node.unused_address())
     };
     cluster.network().set_address("node-1", address).await?;
-    is_at(&cluster, &id, address).await?;
+    cluster.is_at(&id, address).await?;
     cluster.all_healthy().await?;
     for number in [1, 2] {
         cluster.node(number).is_named().await?;
@@ -95,14 +74,14 @@ async fn all_addresses_change_at_once() -> Outcome {
     for number in 1..=3 {
         let (name, address) = {
             let node = cluster.node(number);
-            (node.name().to_owned(), unused(node.address()))
+            (node.name().to_owned(), node.unused_address())
         };
         cluster.network().set_address(&name, address).await?;
     }
     for number in 1..=3 {
         let node = cluster.node(number);
-        let (id, address) = (node.id().to_owned(), unused(node.address()));
-        is_at(&cluster, &id, address).await?;
+        let (id, address) = (node.id().to_owned(), node.unused_address());
+        cluster.is_at(&id, address).await?;
     }
     cluster.all_healthy().await?;
     writer.goes_on().await?;

@@ -16,7 +16,7 @@ impl Changes {
     /// Validates a request.
     pub fn new(upsert: Vec<Label>, delete: Vec<String>) -> Result<Self, Rejection> {
         labels::check_changes(&upsert, &delete)
-            .map_err(|error| Rejection::Labels(error.to_string()))?;
+            .map_err(|error| Rejection::Invalid(error.to_string()))?;
         Ok(Self { upsert, delete })
     }
 
@@ -28,7 +28,7 @@ impl Changes {
         let (before, upsert) = (old.iter().map(pair), self.upsert.iter().map(pair));
         let new = pairs::changed(before, &self.delete, upsert, MAX_LABELS);
         let new = new.map_err(|count| {
-            Rejection::Labels(format!(
+            Rejection::Invalid(format!(
                 "upsert: the node would have {count} labels, expected at most {MAX_LABELS}"
             ))
         })?;

@@ -16,7 +16,7 @@ impl SettingChanges {
     /// Validates a request.
     pub fn new(upsert: Vec<NodeSetting>, delete: Vec<String>) -> Result<Self, Rejection> {
         node_settings::check_changes(&upsert, &delete)
-            .map_err(|error| Rejection::NodeSettings(error.to_string()))?;
+            .map_err(|error| Rejection::Invalid(error.to_string()))?;
         Ok(Self { upsert, delete })
     }
 
@@ -37,7 +37,7 @@ impl SettingChanges {
         let (before, upsert) = (old.iter().map(pair), self.upsert.iter().map(pair));
         let new = pairs::changed(before, &self.delete, upsert, MAX_SETTINGS);
         let new = new.map_err(|count| {
-            Rejection::NodeSettings(format!(
+            Rejection::Invalid(format!(
                 "upsert: the node would have {count} settings, expected at most {MAX_SETTINGS}"
             ))
         })?;

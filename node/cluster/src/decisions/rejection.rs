@@ -31,12 +31,9 @@ pub enum Rejection {
         /// The actual value. Never a secret.
         found: String,
     },
-    /// Labels are invalid; the message is that of the validation.
+    /// Labels or settings of a node are invalid; the message is that of the validation.
     #[error("{0}")]
-    Labels(String),
-    /// Settings of a node are invalid; the message is that of the validation.
-    #[error("{0}")]
-    NodeSettings(String),
+    Invalid(String),
     /// A setting is unknown, or its value is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
@@ -308,11 +305,9 @@ impl Rejection {
     /// The gRPC status code of this rejection.
     pub fn code(&self) -> Code {
         match self {
-            Self::Field { .. }
-            | Self::Labels(_)
-            | Self::NodeSettings(_)
-            | Self::Setting(_)
-            | Self::Replacement(_) => Code::InvalidArgument,
+            Self::Field { .. } | Self::Invalid(_) | Self::Setting(_) | Self::Replacement(_) => {
+                Code::InvalidArgument
+            }
             Self::ConfigurationChanged { .. } => Code::Aborted,
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied

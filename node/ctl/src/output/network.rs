@@ -5,6 +5,7 @@ use hearth_api::v1::{GetNetworkResponse, NodeParameters};
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use super::present;
 use crate::parameters::{self, Notation};
 use crate::table::{Table, printable};
 
@@ -58,7 +59,7 @@ impl NodeNetwork {
         let is_tried = !network.trial_id.is_empty();
         Self {
             node: node.to_owned(),
-            address: some(network.address),
+            address: present(&network.address),
             set_by_operator: network.set_by_operator,
             trial_seconds_left: is_tried.then_some(network.trial_seconds_left),
             network_config: json["network_config"].clone(),
@@ -118,17 +119,13 @@ impl From<DeviceMessage> for Device {
     fn from(device: DeviceMessage) -> Self {
         Self {
             name: device.name,
-            mac: some(device.mac),
+            mac: present(&device.mac),
             carrier: device.carrier,
             mtu: device.mtu,
             addresses: device.addresses,
-            bond: some(device.bond),
+            bond: present(&device.bond),
         }
     }
-}
-
-fn some(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]

@@ -514,7 +514,7 @@ fn check_registration(
         return Err(field("a key other than the node's")("the node's key".into()).into());
     }
     let labels = labels::parse("labels", request.labels)
-        .map_err(|error| Rejection::Labels(error.to_string()))?;
+        .map_err(|error| Rejection::Invalid(error.to_string()))?;
     Ok(Registration {
         node_key,
         join_key,

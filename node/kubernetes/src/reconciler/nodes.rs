@@ -144,51 +144,49 @@ pub fn plan<'a>(
 /// Kubernetes, stay.
 fn taints(node: &Node, control_plane: bool, settings: &[Taint]) -> Option<Value> {
     let metadata = &node.metadata;
-    let remembered = metadata
-        .annotations
-        .get(REMEMBERED_TAINTS)
-        .map(String::as_str);
-    let remembered: Vec<&str> = remembered.unwrap_or_default().split(',').collect();
-    let wanted = settings.iter().map(|taint| {
-        let mut value = json!({ "key": taint.key, "effect": taint.effect });
-        if !taint.value.is_empty() {
-            value["value"] = taint.value.clone().into();
-        }
-        value
-    });
+    let remembered = metadata.annotations.get(REMEMBERED_TAINTS);
+    let remembered = remembered.map_or("", String::as_str);
+    let of_settings: Vec<Value> = settings.iter().map(object).collect();
+    let to_remember = of_settings
+        .iter()
+        .map(name_of)
+        .collect::<Vec<_>>()
+        .join(",");
+
     let ours = json!({ "key": CONTROL_PLANE, "effect": "NoSchedule" });
-    let wanted: Vec<Value> = control_plane
-        .then_some(ours.clone())
-        .into_iter()
-        .chain(wanted)
-        .collect();
-    let names = |taints: &[Value]| taints.iter().map(name_of).collect::<Vec<_>>();
-    let wanted_names = names(&wanted);
+    let was_ours =
+        |name: &str| name == name_of(&ours) || remembered.split(',').any(|it| it == name);
+    let mut wanted = of_settings;
+    if control_plane {
+        wanted.insert(0, ours.clone());
+    }
     let is_other = |taint: &&Value| {
         let name = name_of(taint);
-        name != name_of(&ours) && !remembered.contains(&&name[..]) && !wanted_names.contains(&name)
+        !was_ours(&name) && wanted.iter().all(|it| name_of(it) != name)
     };
     let current = &node.spec.taints;
-    let is_there = |taint: &Value| current.iter().any(|it| same(it, taint));
     let others: Vec<Value> = current.iter().filter(is_other).cloned().collect();
-    let mut to_remember: Vec<String> = settings
-        .iter()
-        .map(|t| format!("{}:{}", t.key, t.effect))
-        .collect();
-    to_remember.sort();
-    let to_remember = to_remember.join(",");
-    let is_remembered = remembered.join(",") == to_remember;
-    if is_remembered && others.len() + wanted.len() == current.len() && wanted.iter().all(is_there)
-    {
+    let is_there = |taint: &Value| current.iter().any(|it| same(it, taint));
+    let are_set = others.len() + wanted.len() == current.len() && wanted.iter().all(is_there);
+    if are_set && remembered == to_remember {
         return None;
     }
-    let remember = (!to_remember.is_empty()).then_some(to_remember);
     let mut changes = json!({ "resourceVersion": metadata.resource_version });
-    if !is_remembered {
-        changes["annotations"] = json!({ REMEMBERED_TAINTS: remember });
+    if remembered != to_remember {
+        let to_remember = (!to_remember.is_empty()).then_some(to_remember);
+        changes["annotations"] = json!({ REMEMBERED_TAINTS: to_remember });
     }
     let taints: Vec<Value> = others.into_iter().chain(wanted).collect();
     Some(json!({ "metadata": changes, "spec": { "taints": taints } }))
+}
+
+/// A taint as Kubernetes has it.
+fn object(taint: &Taint) -> Value {
+    let mut object = json!({ "key": taint.key, "effect": taint.effect });
+    if !taint.value.is_empty() {
+        object["value"] = taint.value.clone().into();
+    }
+    object
 }
 
 /// What a taint is known by: a Node has at most one of each key and effect.

@@ -86,3 +86,24 @@ fn links_addresses_and_routes_come_and_go() {
         assert!(error.to_string().contains("eth77"));
     });
 }
+
+#[test]
+fn only_ethernet_devices_and_what_is_made_of_them_lead_to_other_machines() {
+    let leads_out = |kind| {
+        let link = Link {
+            index: 1,
+            name: "x".into(),
+            mac: None,
+            permanent_mac: None,
+            controller: None,
+            kind,
+            up: true,
+            carrier: true,
+            mtu: 1500,
+        };
+        link.is_uplink()
+    };
+    use LinkKind::{Bond, Ethernet, Loopback, Other, Virtual, Vlan};
+    assert!([Ethernet, Bond, Vlan].into_iter().all(leads_out));
+    assert!(![Loopback, Virtual, Other].into_iter().any(leads_out));
+}

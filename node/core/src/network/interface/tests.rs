@@ -1,4 +1,5 @@
 use hearth_parameters::{Mac, Network as Configuration};
+use hearth_sys::testing::{add_veth, in_own_network};
 
 use super::*;
 
@@ -58,4 +59,20 @@ fn link_local_addresses_are_for_links_alone() {
     assert_eq!(reachable(&given), expected);
     let alone = addresses(&["169.254.0.1/16"]);
     assert_eq!(reachable(&alone), alone);
+}
+
+#[test]
+fn a_router_accepts_the_advertisements_of_others_on_the_interfaces_that_are_followed() {
+    in_own_network(async {
+        if !add_veth("one", "pod").await {
+            return;
+        }
+        let netlink = Netlink::open().unwrap();
+        accept_advertisements(&netlink.link_named("one").await.unwrap());
+        let accepts = |link: &str| {
+            let path = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
+            std::fs::read_to_string(path).unwrap().trim().to_owned()
+        };
+        assert_eq!((&accepts("one")[..], &accepts("pod")[..]), ("2", "1"));
+    });
 }

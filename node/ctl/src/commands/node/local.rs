@@ -1,8 +1,6 @@
 //! Calls to a node itself: logs, packet filter, reboot, power off. The control plane is needed only to look up the
 //! node's address; with a full node ID and `--node-endpoint` it is not needed at all.
 
-use std::net::IpAddr;
-
 use hearth_api::client::{Channel, within};
 use hearth_api::identity::NodeId;
 use hearth_api::v1::node_management_client::NodeManagementClient;
@@ -15,6 +13,7 @@ use tonic::Status;
 use super::super::{print, print_json, print_json_line};
 use super::{change, find};
 use crate::args::{Confirm, Format, Global, Node, NodeEndpointArg, Severity};
+use crate::context::reported_address;
 use crate::failure::{Failure, Kind};
 use crate::{connection, output};
 
@@ -87,9 +86,7 @@ pub(super) async fn open(
     let id: NodeId = node.id.parse().map_err(|error| {
         Failure::new(Kind::Cluster, format!("call {}", output::safe(&node.id))).because(error)
     })?;
-    let status = node.status.as_ref();
-    let address = status.and_then(|status| status.external_address.parse::<IpAddr>().ok());
-    let channel = connection::open_node(global, id, address, given).await?;
+    let channel = connection::open_node(global, id, reported_address(&node), given).await?;
     Ok((node, channel))
 }
 

@@ -26,7 +26,7 @@ use super::super::{or_interrupted, parameters, passing, print, print_json, tell}
 use super::{all, change, local};
 use crate::args::{Format, Global, NodeNetwork};
 use crate::connection::{self, Session};
-use crate::context::Contexts;
+use crate::context::{Contexts, reported_address};
 use crate::failure::{Failure, Kind};
 use crate::output;
 
@@ -67,7 +67,7 @@ pub(super) async fn run(global: &Global, wanted: &NodeNetwork) -> Result<(), Fai
             .parse()
             .map_err(|error| Failure::new(Kind::Cluster, &what).because(error))?,
         addresses: addresses(&parsed),
-        former: address(&node),
+        former: reported_address(&node),
         given: wanted.at.node_endpoint.clone(),
         request: TryNetworkRequest {
             trial_id: [random::number(), random::number()]
@@ -135,12 +135,6 @@ fn addresses(network: &Network) -> Vec<IpAddr> {
     let interfaces = network.interfaces.iter();
     let addresses = interfaces.flat_map(|interface| &interface.addresses);
     addresses.map(|cidr| cidr.address()).collect()
-}
-
-/// The address of a node that the cluster knows.
-fn address(node: &v1::Node) -> Option<IpAddr> {
-    let status = node.status.as_ref()?;
-    status.external_address.parse().ok()
 }
 
 /// A change of a node's network.
@@ -219,18 +213,16 @@ impl Change<'_> {
 
     /// A channel to the node at each address that it may have now.
     async fn reach(&self) -> Result<Channel, Failure> {
+        // Anew for each attempt: the one before may have renewed the certificate.
+        let session = Session::new(self.global)?;
         let endpoints = match &self.given {
             Some(given) => vec![given.clone()],
             None => {
-                let known = self.node().await.as_ref().and_then(address);
+                let nodes = self.nodes(&session).await;
+                let known = self.known_address(&nodes);
                 let mut all: Vec<IpAddr> = Vec::new();
-                for address in self
-                    .addresses
-                    .iter()
-                    .copied()
-                    .chain(known)
-                    .chain(self.former)
-                {
+                let configured = self.addresses.iter().copied();
+                for address in configured.chain(known).chain(self.former) {
                     if !all.contains(&address) {
                         all.push(address);
                     }
@@ -239,20 +231,21 @@ impl Change<'_> {
                 all.into_iter().map(at).collect()
             }
         };
-        connection::open_node_at(self.global, self.id, endpoints).await
+        connection::open_node_at(self.global, &session, self.id, endpoints).await
     }
 
-    /// The node as the curators know it, if they answer.
-    async fn node(&self) -> Option<v1::Node> {
-        let session = Session::new(self.global).ok()?;
-        self.nodes(&session)
-            .await?
-            .into_iter()
-            .find(|node| node.id == self.id.to_string())
+    /// The address of the node that the curators know.
+    fn known_address(&self, nodes: &[v1::Node]) -> Option<IpAddr> {
+        let id = self.id.to_string();
+        reported_address(nodes.iter().find(|node| node.id == id)?)
     }
 
-    /// All nodes. The node that changes may be the only curator.
-    async fn nodes(&self, session: &Session) -> Option<Vec<v1::Node>> {
+    /// All nodes, if the curators answer. The node that changes may be the only one.
+    async fn nodes(&self, session: &Session) -> Vec<v1::Node> {
+        self.list(session).await.unwrap_or_default()
+    }
+
+    async fn list(&self, session: &Session) -> Option<Vec<v1::Node>> {
         let mut curators = session.curators(self.global).ok()?;
         for address in &self.addresses {
             curators.push(
@@ -276,9 +269,8 @@ impl Change<'_> {
         };
         let until = Instant::now() + self.global.timeout;
         loop {
-            let nodes = self.nodes(&session).await.unwrap_or_default();
-            let is_it = |node: &&v1::Node| node.id == self.id.to_string();
-            let now = nodes.iter().find(is_it).and_then(address);
+            let nodes = self.nodes(&session).await;
+            let now = self.known_address(&nodes);
             let is_new =
                 now.is_some_and(|now| self.addresses.is_empty() || self.addresses.contains(&now));
             if is_new {
