@@ -46,7 +46,7 @@ use said::Statement;
 /// Machines of a whole sweep that run at once.
 const AT_ONCE: usize = 2;
 /// Cuts of a sample.
-const SAMPLE: usize = 7;
+const SAMPLE: usize = 5;
 /// What a node says that knows nothing.
 const NO_PARAMETERS: &str = "no parameters";
 

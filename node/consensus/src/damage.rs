@@ -1,7 +1,8 @@
 //! What is damaged of etcd's data on the disk.
 //!
 //! etcd checks its log by checksums and its database by the structure of its pages, when it starts. It repairs a log whose
-//! last record was torn by a power cut, and makes a database that is missing or truncated from the log, as far as that
+//! last record was torn by a power cut (what only looks like that is found before it starts, see
+//! [`log_lengths`](super::log_lengths)), and makes a database that is missing or truncated from the log, as far as that
 //! reaches back. Of anything else it only says what it came upon, and it says that again after each start. These words are
 //! those of etcd 3.7 and bbolt 1.5 after single bits were changed. Where they are not recognised, etcd's end is reported as
 //! any other.
@@ -23,9 +24,15 @@ pub enum Damage {
 }
 
 /// Parts of fatal log lines. protobuf writes one of two kinds of spaces after its name.
-const WORDS: [(&str, Damage); 5] = [
+const WORDS: [(&str, Damage); 7] = [
     ("walpb: crc mismatch", Damage::Log),
     ("cannot parse invalid wire-format data", Damage::Log),
+    ("failed to read WAL, cannot be repaired", Damage::Log),
+    // The leader knows that this member has acknowledged more.
+    (
+        "Was the raft log corrupted, truncated, or lost?",
+        Damage::Log,
+    ),
     ("failed to open database", Damage::Database),
     ("assertion failed: page ", Damage::Database),
     ("failed to get all reachable pages", Damage::Database),
@@ -94,6 +101,14 @@ mod tests {
             ),
             (
                 "discovery failed error=proto:\u{a0}cannot parse invalid wire-format data",
+                Some(Damage::Log),
+            ),
+            (
+                "failed to read WAL, cannot be repaired error=unexpected block type 258",
+                Some(Damage::Log),
+            ),
+            (
+                "tocommit(812) is out of range [lastIndex(790)]. Was the raft log corrupted, truncated, or lost?",
                 Some(Damage::Log),
             ),
             (

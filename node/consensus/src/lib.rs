@@ -34,6 +34,7 @@ pub mod etcd_proxy;
 pub mod fenced;
 pub mod kubernetes_authorities;
 mod log;
+mod log_lengths;
 pub mod manifests;
 pub mod member_record;
 mod members;
@@ -44,6 +45,7 @@ mod slow_disk;
 pub mod starts;
 mod store_version;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -161,6 +163,14 @@ pub enum ConsensusFailure {
     /// The member record on the disk cannot be read.
     #[error("cannot read the etcd member record")]
     MemberRecord(#[from] MemberRecordError),
+    /// etcd's log cannot be read.
+    #[error("cannot read etcd's log in {path}")]
+    Log {
+        /// Its folder.
+        path: PathBuf,
+        /// The I/O error.
+        source: io::Error,
+    },
     /// The store on the disk is of another version of etcd.
     #[error(transparent)]
     StoreVersion(#[from] StoreVersionError),
@@ -452,6 +462,11 @@ async fn live(
         })?;
     let timing = timing(config).map_err(ConsensusFailure::from)?;
     let root = RootClient::new(process::socket(&config.socket_dir));
+    check_log(config).await.inspect_err(|error| {
+        if let ConsensusFailure::Damaged(damaged) = error {
+            out.report(damaged);
+        }
+    })?;
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
     tracing::info!(pid = etcd.id(), ?start, ?timing, "started etcd");
@@ -501,10 +516,31 @@ async fn live(
         never = slow_disk::keep(waits_for_disk, &out.slow_disk) => match never {},
     };
     serving.send_replace(false);
-    if outcome.is_ok() {
-        etcd.stop().await?;
+    match outcome {
+        Ok(End::Stopped) => etcd.stop().await?,
+        // Nobody else is there to take over from it, and its clients keep their connections.
+        Ok(End::Restart) => etcd.kill().await?,
+        Err(_) => {}
     }
     outcome
+}
+
+/// Looks for what etcd would take for the work of a power cut.
+async fn check_log(config: &Config) -> Result<(), ConsensusFailure> {
+    let log = config.etcd.log();
+    let checked = tokio::task::spawn_blocking({
+        let log = log.clone();
+        move || log_lengths::check(&log)
+    });
+    let failed = |source| ConsensusFailure::Log {
+        path: log.clone(),
+        source,
+    };
+    let checked = checked.await.map_err(|error| failed(error.into()))?;
+    match checked.map_err(failed)? {
+        Some(damaged) => Err(damaged.into()),
+        None => Ok(()),
+    }
 }
 
 /// Waits until the runnable is cancelled and nobody holds etcd any more.

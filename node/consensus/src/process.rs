@@ -157,6 +157,13 @@ impl Etcd {
         }
     }
 
+    /// Ends etcd at once, as a crash would. To a request to stop it reacts by waiting for all watches of its clients, longer
+    /// than they could bear.
+    pub(crate) async fn kill(mut self) -> Result<(), ProcessError> {
+        self.child.kill().await?;
+        Ok(())
+    }
+
     /// Shuts etcd down; kills it after [`STOP_BOUND`].
     pub(crate) async fn stop(mut self) -> Result<(), ProcessError> {
         self.child.terminate(STOP_BOUND).await?;

@@ -191,9 +191,18 @@ impl Site {
         kill(Pid::from_raw(self.etcd_pid()), signal).unwrap();
     }
 
-    /// Changes a bit in the middle of etcd's log; the second call changes it back.
+    /// Changes a bit of the data of a record in the middle of etcd's log; the second call changes it back.
     pub fn damage_log(&self) {
-        change_bits(&self.last_log(), |bytes| vec![used(bytes) / 2]);
+        // Behind the record's tags and numbers.
+        change_bits(&self.last_log(), |bytes| {
+            vec![middle_record(bytes) + 8 + 16]
+        });
+    }
+
+    /// Changes a bit of the length of a record in the middle of etcd's log, which becomes longer than the file; the second call
+    /// changes it back.
+    pub fn damage_length(&self) {
+        change_bits(&self.last_log(), |bytes| vec![middle_record(bytes) + 4]);
     }
 
     /// Truncates etcd's log in its last record.
@@ -241,6 +250,21 @@ impl Site {
 /// The length of what has been written to a file that is preallocated.
 fn used(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1
+}
+
+/// Where the record begins that is in the middle of the used part of a log.
+fn middle_record(log: &[u8]) -> usize {
+    let middle = used(log) / 2;
+    let mut at = 0;
+    loop {
+        let frame = u64::from_le_bytes(log[at..at + 8].try_into().unwrap());
+        let length = (frame & (u64::MAX >> 8)) as usize;
+        let next = at + 8 + length.next_multiple_of(8);
+        if next > middle {
+            return at;
+        }
+        at = next;
+    }
 }
 
 fn change_bits(file: &Path, places: impl FnOnce(&[u8]) -> Vec<usize>) {

@@ -144,6 +144,7 @@ async fn an_etcd_that_cannot_use_its_data_says_what_is_damaged() {
     running.stop().await;
     let damages = [
         ("log", Site::damage_log as fn(&Site)),
+        ("log", Site::damage_length),
         ("database", Site::damage_database),
     ];
     for (what, damage) in damages {

@@ -219,6 +219,15 @@ impl Child {
         self.process.wait().await
     }
 
+    /// Sends SIGKILL to the child's process group, and waits for the child.
+    ///
+    /// # Errors
+    /// If the child cannot be waited for.
+    pub async fn kill(&mut self) -> Result<ExitStatus, ChildError> {
+        self.kill_group();
+        self.wait().await
+    }
+
     /// Sends SIGTERM to the child, and SIGKILL to its process group if it has not exited after
     /// `bound`.
     pub async fn terminate(&mut self, bound: Duration) -> Result<ExitStatus, ChildError> {

@@ -71,9 +71,10 @@ async fn machines_join_with_trusted_images_only() -> Outcome {
     })
     .await?;
     cluster.add_nodes(&[2]).await?;
+    // It comes back, while the next one registers.
     let node = cluster.node(2);
     node.cut().await?;
-    node.comes_back().await?;
+    node.start().await?;
 
     let other = &test.artifacts().release.measurements;
     let other = fs::read(other).with_context(|| format!("cannot read {}", other.display()))?;
@@ -81,6 +82,7 @@ async fn machines_join_with_trusted_images_only() -> Outcome {
     cluster.register(&[3]).await?;
     let reason = format!("image {} is not trusted", other.parts);
     cluster.node(3).vm()?.says(&[&reason]).await?;
+    cluster.node(2).home().await?;
     let owner = cluster.owner().once().clone();
     owner.trust_image(&other).await.context("TrustImage")?;
     cluster.approve(3).await?;

@@ -105,12 +105,7 @@ async fn a_cluster_that_may_replaces_a_damaged_member_by_itself() {
     let damaged = cluster.nodes[0].boot.as_ref().unwrap();
     damaged.control.fails("etcd's log is damaged").await;
     // It is left as it is, unless the cluster is told otherwise.
-    let reported = async {
-        while cluster.records().await[0].status.is_none() {
-            tokio::time::sleep(LOOK).await;
-        }
-    };
-    within_timeout("a report", reported).await;
+    cluster.knows_damage(0).await;
     assert_eq!(cluster.member(0).await, Some(founder));
     cluster.replaces_damaged_members().await;
     cluster.replaces(0, founder).await;
@@ -119,9 +114,9 @@ async fn a_cluster_that_may_replaces_a_damaged_member_by_itself() {
     cluster.stop(1).await;
     cluster.nodes[1].site.damage_log();
     cluster.boot(1);
-    let replaced = cluster.etcd(2).get(state::REPLACED).await.unwrap();
+    cluster.knows_damage(1).await;
     assert_eq!(cluster.member(1).await, Some(next));
-    assert!(replaced.is_some(), "the pause is over");
+    cluster.ends_the_pause(2).await;
     cluster.replaces(1, next).await;
     cluster.becomes(&[0, 1, 2]).await;
     cluster.end().await;

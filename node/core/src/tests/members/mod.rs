@@ -76,7 +76,6 @@ fn quick() -> Timing {
         heartbeat_bound: Duration::from_secs(3),
         session: Some(Duration::from_secs(3)),
         grace: Duration::from_secs(5),
-        replacement: Duration::from_secs(20),
         ..Timing::default()
     }
 }
@@ -125,6 +124,8 @@ struct Cluster {
     network: Network,
     nodes: Vec<Node>,
     timing: Timing,
+    /// For how long a node that starts asks others how often it has.
+    ask_bound: Duration,
     owner: UserCredentials,
 }
 
@@ -208,11 +209,15 @@ impl Cluster {
             network,
             nodes,
             timing,
+            // Nobody answers yet.
+            ask_bound: Duration::ZERO,
             owner,
         };
         for number in 0..count {
             cluster.boot(number);
         }
+        // From now on others answer, even on a busy machine.
+        cluster.ask_bound = Duration::from_secs(10);
         cluster
     }
 
@@ -276,8 +281,7 @@ impl Cluster {
             time: event::value().1,
             view: event::value().1,
             connection: connections.clone(),
-            // Others answer, even on a busy machine.
-            ask_bound: Duration::from_secs(10),
+            ask_bound: self.ask_bound,
             prover: node.tpm.clone(),
             control_plane: control_plane_writer,
             consensus: event::value().0,
@@ -403,6 +407,30 @@ impl Cluster {
         let members = self.status().await.members;
         let member = members.iter().find(|member| member.node_id == id);
         member.map(|member| member.member_id)
+    }
+
+    /// Ends the pause after a replacement, which lasts an hour, as the end of its lease would. It must not be over.
+    async fn ends_the_pause(&self, number: usize) {
+        let etcd = self.etcd(number);
+        let pause = etcd.get(state::REPLACED).await.unwrap();
+        let pause = pause.expect("a pause");
+        let write = Write::when(Condition::Created(pause.key, pause.create_revision));
+        etcd.write(write.delete(state::REPLACED)).await.unwrap();
+    }
+
+    /// Waits until the curators know which member is damaged on a node.
+    async fn knows_damage(&self, number: usize) {
+        let id = self.nodes[number].id().to_string();
+        let is_damaged = |node: &WireNode| {
+            let status = node.status.as_ref();
+            node.id == id && status.is_some_and(|status| status.damaged_member_id.is_some())
+        };
+        within_timeout("a report of the damage", async {
+            while !self.records().await.iter().any(is_damaged) {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await;
     }
 
     /// Waits until the member on a node is another one than this.

@@ -134,6 +134,7 @@ async fn a_whole_cluster_starts_without_being_able_to_ask() {
     cluster.knows_starts(1, 1).await;
     cluster.stop(0).await;
     cluster.stop(1).await;
+    cluster.ask_bound = controlplane::ASK_BOUND;
     cluster.boot(0);
     cluster.boot(1);
     cluster.becomes(&[0, 1]).await;
