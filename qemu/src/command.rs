@@ -17,10 +17,10 @@ pub(crate) use devices::{disk_device_id, disk_node};
 
 use crate::accel::Accel;
 use crate::command_line::Options;
-use crate::disk::Disk;
+use crate::disk::{Disk, Medium};
 use crate::firmware::Firmware;
 use crate::fw_cfg::{Content, Item, Name};
-use crate::hardware::{Card, DiskBus};
+use crate::hardware::{Card, DiskBus, MediumKind};
 use crate::network::{Link, Nic};
 use crate::program;
 use crate::run_dir::RunDir;
@@ -69,6 +69,8 @@ pub struct Machine {
     pub disk_bus: DiskBus,
     /// Its disks. UEFI boots from the first.
     pub disks: Vec<Disk>,
+    /// Media. UEFI boots from the first, before all disks.
+    pub media: Vec<Medium>,
     /// The kind of its network cards.
     pub card: Card,
     /// Its network cards.
@@ -212,6 +214,7 @@ impl Machine {
             boot: Boot::Bios,
             disk_bus: DiskBus::default(),
             disks: Vec::new(),
+            media: Vec::new(),
             card: Card::default(),
             nics: Vec::new(),
             more_devices: Vec::new(),
@@ -241,6 +244,7 @@ impl Machine {
         self.memory(&mut line);
         self.boot(&mut line, run_dir);
         self.disks(&mut line);
+        self.media(&mut line);
         self.network(&mut line);
         for device in &self.more_devices {
             line.option("-device", device);
@@ -284,8 +288,14 @@ impl Machine {
         if self.disk_bus == DiskBus::Sdhci && self.disks.len() > 1 {
             return refuse("disks", &self.disks.len(), "one, because it is an SD card");
         }
-        if self.disk_bus == DiskBus::Ahci && self.disks.len() > devices::SATA_PORTS {
-            return refuse("disks", &self.disks.len(), "at most six on SATA");
+        let on_sata = match self.disk_bus {
+            DiskBus::Ahci => self.disks.len(),
+            _ => 0,
+        };
+        let discs = self.media.iter().filter(|one| one.kind == MediumKind::Disc);
+        let on_sata = on_sata + discs.count();
+        if on_sata > devices::SATA_PORTS {
+            return refuse("disks", &on_sata, "at most six on SATA");
         }
         if matches!(self.boot, Boot::Uefi(_)) && !self.disk_bus.boots_by_firmware() {
             let wanted = "a controller that OVMF has a driver for, or a direct boot";

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use crate::command_line::CommandLine;
+use crate::hardware::MediumKind;
 
 /// Format of a disk file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,15 @@ impl Disk {
             log: None,
         }
     }
+}
+
+/// A medium in a machine that has its disks beside it, raw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Medium {
+    /// The file. A machine can write to a stick.
+    pub path: PathBuf,
+    /// How it is attached.
+    pub kind: MediumKind,
 }
 
 /// A disk could not be created.

@@ -34,6 +34,15 @@ pub enum DiskBus {
     Megasas,
 }
 
+/// How a medium from which a machine is installed or configured is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediumKind {
+    /// A USB stick, on an xHCI controller of its own.
+    Stick,
+    /// A disc in an optical drive, on a SATA port of the chip set.
+    Disc,
+}
+
 /// The kind of a machine's network cards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -20,8 +20,9 @@ use hearth_api::v1::{NetworkConfig, NodeParameters};
 use hearth_lab::Owner;
 use hearth_lab::formation::shown_key;
 use hearth_qemu::command::{Boot, Machine, Rtc};
-use hearth_qemu::disk::{Disk, Format};
+use hearth_qemu::disk::{Disk, Format, Medium};
 use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::hardware::MediumKind;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::smbios::Smbios;
@@ -94,6 +95,28 @@ impl Node {
     /// Attaches a further disk, as it is in this file.
     pub fn attach(&mut self, path: &Path) {
         self.machine.disks.push(Disk::new(path, Format::Raw));
+    }
+
+    /// Puts a medium in, the copy of a stick or the disc itself. Firmware boots from it before its disk.
+    ///
+    /// # Errors
+    /// If the stick cannot be copied.
+    pub async fn insert_medium(&mut self, kind: MediumKind, path: &Path) -> Outcome {
+        let path = match kind {
+            MediumKind::Stick => {
+                let own = self.file("stick.img");
+                copy(path, &own).await?;
+                own
+            }
+            MediumKind::Disc => path.to_owned(),
+        };
+        self.machine.media.push(Medium { path, kind });
+        Ok(())
+    }
+
+    /// Takes all media out.
+    pub fn eject_media(&mut self) {
+        self.machine.media.clear();
     }
 
     /// Takes its disk out.

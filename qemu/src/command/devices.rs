@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{Boot, Machine, absolute};
 use crate::command_line::{CommandLine, Options};
-use crate::disk::Disk;
-use crate::hardware::{Card, DiskBus};
+use crate::disk::{Disk, Format, Medium};
+use crate::hardware::{Card, DiskBus, MediumKind};
 use crate::network::{Link, UserNetwork};
 use crate::run_dir::RunDir;
 
@@ -41,7 +41,8 @@ impl Machine {
                 // The boot index makes the firmware start the drivers of this device alone instead of all. In a
                 // direct boot, QEMU uses the first index for the kernel.
                 if !matches!(self.boot, Boot::Direct { .. }) {
-                    device = device.set("bootindex", index.to_string());
+                    let place = self.media.len() + index;
+                    device = device.set("bootindex", place.to_string());
                 }
             }
             if disk.sector_bytes != 512 {
@@ -49,6 +50,33 @@ impl Machine {
                 device = device
                     .set("logical_block_size", &bytes)
                     .set("physical_block_size", &bytes);
+            }
+            line.option("-device", device);
+        }
+    }
+
+    pub(super) fn media(&self, line: &mut CommandLine) {
+        for (index, Medium { path, kind }) in self.media.iter().enumerate() {
+            let node = format!("medium{index}");
+            let block = block_device(&node, &Disk::new(path, Format::Raw));
+            let (block, device) = match kind {
+                MediumKind::Stick => {
+                    let bus = format!("media{index}");
+                    line.option("-device", Options::of("qemu-xhci").set("id", &bus));
+                    let device = Options::of("usb-storage").set("bus", format!("{bus}.0"));
+                    (block, device.on("removable", true))
+                }
+                MediumKind::Disc => {
+                    // From the last port on: disks have the first ones.
+                    let port = SATA_PORTS.saturating_sub(index + 1);
+                    let device = Options::of("ide-cd").set("bus", format!("ide.{port}"));
+                    (block.on("read-only", true), device)
+                }
+            };
+            line.option("-blockdev", block);
+            let mut device = device.set("drive", &node);
+            if !matches!(self.boot, Boot::Direct { .. }) {
+                device = device.set("bootindex", index.to_string());
             }
             line.option("-device", device);
         }

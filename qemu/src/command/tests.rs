@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::disk::{Cache, Format};
+use crate::disk::{Cache, Format, Medium};
 use crate::network::{Forward, Mac, UserNetwork};
 use crate::smbios::OemString;
 
@@ -256,6 +256,28 @@ fn each_disk_bus_has_its_devices() {
     ] {
         assert_eq!(devices(bus), wanted);
     }
+}
+
+#[test]
+fn media_are_booted_before_disks() {
+    let mut machine = machine();
+    machine.disks.push(Disk::new("/d", Format::Raw));
+    machine.media = [(MediumKind::Stick, "/stick"), (MediumKind::Disc, "/disc")]
+        .map(|(kind, path)| Medium {
+            path: path.into(),
+            kind,
+        })
+        .into();
+    let line = command(&machine).to_string();
+    for part in [
+        "virtio-blk-pci,id=disk0-device,drive=disk0,write-cache=on,bootindex=2",
+        "qemu-xhci,id=media0",
+        "usb-storage,bus=media0.0,removable=on,drive=medium0,bootindex=0",
+        "ide-cd,bus=ide.4,drive=medium1,bootindex=1",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(line.contains("node-name=medium1,read-only=on"), "{line}");
 }
 
 /// On a machine without virtio, nothing else is one either.

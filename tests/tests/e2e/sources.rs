@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
+use hearth_qemu::hardware::MediumKind;
 use hearth_qemu::smbios::{OemString, System};
 use hearth_tests::node::{Node, Running};
 use hearth_tests::owner::parameters_for_domain;
@@ -137,6 +138,21 @@ async fn a_config_drive_with_iso_9660_is_enough() -> Outcome {
     node.attach(&drive);
     let vm = node.power_on().await?;
     founds(&vm, "iso.example").await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// As hypervisors and management controllers attach one.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_config_drive_in_an_optical_drive_is_enough() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    node.parameters = None;
+    let drive = iso9660(&node, &founding(&node, "disc.example")).await?;
+    node.insert_medium(MediumKind::Disc, &drive).await?;
+    let vm = node.power_on().await?;
+    founds(&vm, "disc.example").await?;
     vm.power_off().await?;
     test.passed()
 }
