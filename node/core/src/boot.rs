@@ -29,17 +29,13 @@ use hearth_host::image::Image;
 use hearth_host::layout::{self, Esp, Root};
 use hearth_host::network_setting::NetworkSettingStore;
 use hearth_host::parameters::cloud::{self, Cloud};
-use hearth_host::parameters::config_drive::ConfigDrive;
 use hearth_host::parameters::{Loaded, Sources};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::prover::Prover;
 use hearth_host::{esp, extensions, network_control};
 use hearth_kubernetes::AUDIT_LOG;
-use hearth_sys::block::{Blocks, Disk};
-use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::slots::SlotError;
-use hearth_sys::smbios::Smbios;
 use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, rcu, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -298,7 +294,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
 
     let boot_disk = esp::mount(&node.root.esp).await?.disk;
-    let sources = parameter_sources(&node.root, &boot_disk);
+    let sources = Sources::of_machine(&node.root, &boot_disk.name);
     #[cfg(feature = "failpoints")]
     if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&sources.fw_cfg, report)? {
         tracing::warn!(name, "test image: failpoint armed");
@@ -386,20 +382,6 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
-}
-
-/// Where this machine's parameters may be.
-fn parameter_sources(root: &Root, boot_disk: &Disk) -> Sources {
-    Sources {
-        fw_cfg: FwCfg::default(),
-        esp: root.esp.clone(),
-        smbios: Smbios::default(),
-        config_drive: ConfigDrive {
-            blocks: Blocks::default(),
-            boot_disk: boot_disk.clone(),
-            mount_point: root.ephemeral.config_drive(),
-        },
-    }
 }
 
 /// The parameters that this machine has itself, and, if it has none and needs them because it is new,

@@ -35,3 +35,4 @@ pub mod power;
 pub mod prover;
 pub mod record;
 pub mod storage;
+pub mod volumes;

@@ -24,12 +24,13 @@ use std::time::{Duration, Instant};
 
 use hearth_api::{chain, names};
 use hearth_parameters::{MAX_SIZE, Parameters};
+use hearth_sys::block::Blocks;
 use hearth_sys::files::{self, FileError};
 use hearth_sys::fw_cfg::{self, FwCfg, FwCfgError};
 use hearth_sys::smbios::{Smbios, SmbiosError};
 use hearth_sys::uevents::Uevents;
 
-use crate::layout::Esp;
+use crate::layout::{Esp, Root};
 use cloud::{Cloud, MetadataError};
 use config_drive::{ConfigDrive, DriveError};
 use text::TextError;
@@ -146,6 +147,20 @@ pub struct Sources {
 }
 
 impl Sources {
+    /// Those of this machine, which was booted from the disk of this name.
+    pub fn of_machine(root: &Root, boot_disk: &str) -> Self {
+        Self {
+            fw_cfg: FwCfg::default(),
+            esp: root.esp.clone(),
+            smbios: Smbios::default(),
+            config_drive: ConfigDrive {
+                blocks: Blocks::default(),
+                boot_disk: boot_disk.to_owned(),
+                mount_point: root.ephemeral.config_drive(),
+            },
+        }
+    }
+
     /// Reads the parameters of this machine; `None` if there are none.
     ///
     /// Blocks its thread.
@@ -193,7 +208,11 @@ impl Sources {
         }
     }
 
-    fn read(&self, source: Source) -> Result<Option<Vec<u8>>, Problem> {
+    /// The bytes of one source, unparsed; secret. Of a cloud none.
+    ///
+    /// # Errors
+    /// If there are some, or may be, and they cannot be read.
+    pub fn read(&self, source: Source) -> Result<Option<Vec<u8>>, Problem> {
         match source {
             Source::FwCfg => Ok(self.fw_cfg.read(names::fw_cfg::PARAMETERS)?),
             Source::Esp => Ok(files::read_limited(

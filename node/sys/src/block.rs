@@ -17,6 +17,7 @@ use uuid::{Uuid, uuid};
 
 use super::firmware::{Booted, DevicePath, EfiVariableError};
 use super::gpt::{self, GptError};
+use super::identity::Identity;
 use super::pci::{self, Purpose};
 use super::raw;
 
@@ -240,12 +241,12 @@ impl Blocks {
     }
 
     /// The devices that can have a file system, sorted by name: all disks and optical drives but
-    /// `except`, and their partitions. Empty drives are among them.
-    pub fn volumes(&self, except: &Disk) -> Result<Vec<PathBuf>, BlockError> {
+    /// the one with the name `except`, and their partitions. Empty drives are among them.
+    pub fn volumes(&self, except: Option<&str>) -> Result<Vec<PathBuf>, BlockError> {
         let directory = self.sys.join("block");
         let mut volumes = Vec::new();
         for name in names(&directory)? {
-            if name == except.name || !(is_disk(&name) || name.starts_with("sr")) {
+            if Some(&name[..]) == except || !(is_disk(&name) || name.starts_with("sr")) {
                 continue;
             }
             // A disk that was removed meanwhile has no partitions.
@@ -258,6 +259,21 @@ impl Blocks {
         }
         volumes.sort();
         Ok(volumes)
+    }
+
+    /// The name of the disk or optical drive that this device is, or a partition of.
+    pub fn disk_of(&self, device: &Path) -> Result<String, BlockError> {
+        let directory = self.sys.join("block");
+        let device = device.file_name().and_then(|name| name.to_str());
+        let device = device.unwrap_or_default();
+        let is_part = |disk: &String| directory.join(disk).join(device).join("partition").exists();
+        let disk = names(&directory)?.into_iter().find(is_part);
+        Ok(disk.unwrap_or_else(|| device.to_owned()))
+    }
+
+    /// What the disk with this name is.
+    pub fn identity(&self, name: &str) -> Identity {
+        Identity::read(&self.sys.join("block").join(name))
     }
 
     fn disk(&self, name: &str) -> Result<Disk, BlockError> {
@@ -291,11 +307,7 @@ impl Blocks {
         let directory = self.sys.join("block").join(&disk.name);
         let mut partitions = Vec::new();
         for entry in table.partitions {
-            let separator = match disk.name.ends_with(|c: char| c.is_ascii_digit()) {
-                true => "p",
-                false => "",
-            };
-            let name = format!("{}{separator}{}", disk.name, entry.number);
+            let name = partition_name(disk, entry.number);
             if directory.join(&name).join("partition").exists() {
                 partitions.push(PartitionDevice {
                     disk: disk.clone(),
@@ -389,11 +401,51 @@ impl Blocks {
         // sees the new size only at the next boot, but the partition is used in this one.
         if self.kernel_size(&grown)? != grown.size() {
             let start = grown.entry.first * u64::from(disk.sector_size);
-            raw::resize_partition(&device, grown.entry.number, start, grown.size()).map_err(
-                BlockError::io(&grown.path, "set the new size in the kernel"),
-            )?;
+            raw::change_partition(
+                &device,
+                raw::PartitionChange::Resize,
+                grown.entry.number,
+                start,
+                grown.size(),
+            )
+            .map_err(BlockError::io(
+                &grown.path,
+                "set the new size in the kernel",
+            ))?;
         }
         Ok(grown)
+    }
+
+    /// Shows the kernel a partition that is in no table on the disk yet.
+    pub fn show(&self, disk: &Disk, entry: gpt::Partition) -> Result<PartitionDevice, BlockError> {
+        let partition = PartitionDevice {
+            disk: disk.clone(),
+            path: self.dev.join(partition_name(disk, entry.number)),
+            entry,
+        };
+        let start = partition.entry.first * u64::from(disk.sector_size);
+        self.change(&partition, raw::PartitionChange::Add, start)?;
+        Ok(partition)
+    }
+
+    /// Hides such a partition again, which must not be in use.
+    pub fn hide(&self, partition: &PartitionDevice) -> Result<(), BlockError> {
+        self.change(partition, raw::PartitionChange::Remove, 0)
+    }
+
+    fn change(
+        &self,
+        partition: &PartitionDevice,
+        change: raw::PartitionChange,
+        start: u64,
+    ) -> Result<(), BlockError> {
+        let path = &partition.disk.path;
+        let device = File::open(path).map_err(BlockError::io(path, "open"))?;
+        let (number, length) = (partition.entry.number, partition.size());
+        raw::change_partition(&device, change, number, start, length).map_err(BlockError::io(
+            path,
+            "change what the kernel knows of its partitions",
+        ))
     }
 
     fn kernel_size(&self, partition: &PartitionDevice) -> Result<u64, BlockError> {
@@ -402,6 +454,15 @@ impl Blocks {
         let sectors = number(&directory.join(name).join("size"))?;
         Ok(sectors.saturating_mul(SYSFS_SECTOR))
     }
+}
+
+/// The kernel's name of a partition.
+fn partition_name(disk: &Disk, number: u32) -> String {
+    let separator = match disk.name.ends_with(|c: char| c.is_ascii_digit()) {
+        true => "p",
+        false => "",
+    };
+    format!("{}{separator}{number}", disk.name)
 }
 
 /// The names in a directory, as far as they are text.

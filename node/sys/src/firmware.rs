@@ -11,6 +11,8 @@
 //! - A path that is not understood excludes no disk. It is a hint, used only among disks that the
 //!   GUID does not tell apart.
 
+pub mod boot_entry;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -31,6 +31,7 @@ pub mod fork;
 pub mod fw_cfg;
 pub mod gpt;
 pub mod hostname;
+pub mod identity;
 mod keyring;
 pub mod kmsg;
 pub mod memory;

@@ -94,9 +94,21 @@ pub(super) fn device_mapper(
     Ok(())
 }
 
-/// Updates the kernel's view of a partition, in bytes; the partition may be in use.
-pub(super) fn resize_partition(
+/// A change of the kernel's view of a partition, numbered as in <linux/blkpg.h>.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PartitionChange {
+    /// It appears.
+    Add = 1,
+    /// It disappears; it must not be in use.
+    Remove = 2,
+    /// It has another length; it may be in use.
+    Resize = 3,
+}
+
+/// Changes the kernel's view of a partition, in bytes.
+pub(super) fn change_partition(
     disk: impl AsFd,
+    change: PartitionChange,
     number: u32,
     start: u64,
     length: u64,
@@ -116,7 +128,6 @@ pub(super) fn resize_partition(
         data: *mut BlkpgPartition,
     }
     const BLKPG: libc::c_ulong = 0x1269;
-    const RESIZE_PARTITION: libc::c_int = 3;
     let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let mut partition = BlkpgPartition {
         start: start.try_into().map_err(out_of_range)?,
@@ -125,7 +136,7 @@ pub(super) fn resize_partition(
         names: [0; 128],
     };
     let mut argument = BlkpgArgument {
-        operation: RESIZE_PARTITION,
+        operation: change as libc::c_int,
         flags: 0,
         length: mem::size_of::<BlkpgPartition>() as libc::c_int,
         data: &mut partition,

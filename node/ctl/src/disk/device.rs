@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use hearth_sys::identity::Identity;
 use rustix::fs::{major, makedev, minor};
 
 use super::layout::Layout;
@@ -105,12 +106,13 @@ impl Device {
             false => parts.iter().map(|part| host.content(part)).collect(),
         };
         let whole = std::iter::once(&directory).chain(&parts);
+        let identity = Identity::read(&directory);
         Ok(Self {
             path: path.to_owned(),
             size: attribute(&directory.join("size"))?.saturating_mul(SYSFS_SECTOR),
             sector_size: attribute(&directory.join("queue/logical_block_size"))? as u32,
-            model: model(&directory),
-            serial: serial(&directory),
+            model: identity.model,
+            serial: identity.serial,
             is_removable: attribute(&directory.join("removable")).is_ok_and(|value| value == 1),
             is_read_only: attribute(&directory.join("ro"))? != 0,
             content,
@@ -295,37 +297,6 @@ fn trimmed(path: &Path) -> Option<String> {
     let text = String::from_utf8_lossy(&text);
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn model(directory: &Path) -> Option<String> {
-    if let Some(file) = trimmed(&directory.join("loop/backing_file")) {
-        return Some(format!("loop device of {file}"));
-    }
-    let device = directory.join("device");
-    // SCSI and USB, NVMe, and cards.
-    let model = trimmed(&device.join("model")).or_else(|| trimmed(&device.join("name")))?;
-    let vendor = trimmed(&device.join("vendor"));
-    // ATA disks have no vendor, and PCI devices a number.
-    let vendor = vendor.filter(|vendor| vendor != "ATA" && !vendor.starts_with("0x"));
-    Some(vendor.map_or_else(|| model.clone(), |vendor| format!("{vendor} {model}")))
-}
-
-fn serial(directory: &Path) -> Option<String> {
-    let device = directory.join("device");
-    // virtio, then NVMe and cards.
-    trimmed(&directory.join("serial"))
-        .or_else(|| trimmed(&device.join("serial")))
-        .or_else(|| {
-            // SCSI and ATA: a page with a header of four bytes.
-            let page = fs::read(device.join("vpd_pg80")).ok()?;
-            let text = String::from_utf8_lossy(page.get(4..)?).trim().to_owned();
-            (!text.is_empty()).then_some(text)
-        })
-        .or_else(|| {
-            // USB: that of the device that the disk is in.
-            let is_usb = |folder: &&Path| folder.join("idVendor").exists();
-            trimmed(&directory.ancestors().find(is_usb)?.join("serial"))
-        })
 }
 
 #[cfg(test)]

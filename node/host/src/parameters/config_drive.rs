@@ -5,16 +5,16 @@
 //! mounted read-only for as long as the file is read. A volume with the label and without the file is
 //! an error: it was attached for its parameters.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use hearth_api::names;
 use hearth_parameters::MAX_SIZE;
-use hearth_sys::block::{BlockError, Blocks, Disk};
+use hearth_sys::block::{BlockError, Blocks};
 use hearth_sys::files::{self, FileError};
 use hearth_sys::mounts::{self, MountError, MountFlags};
-use hearth_sys::volume::{self, Kind};
-use rustix::io::Errno;
+use hearth_sys::volume::Kind;
+
+use crate::volumes;
 
 /// Why the parameters on a config drive cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -56,8 +56,8 @@ fn display(volumes: &[PathBuf]) -> String {
 pub struct ConfigDrive {
     /// The devices of this machine.
     pub blocks: Blocks,
-    /// The disk that is none.
-    pub boot_disk: Disk,
+    /// The name of the disk that is none.
+    pub boot_disk: String,
     /// Where it is mounted meanwhile.
     pub mount_point: PathBuf,
 }
@@ -65,23 +65,8 @@ pub struct ConfigDrive {
 impl ConfigDrive {
     /// The device of the volume; `None` if there is none.
     pub(super) fn find(&self) -> Result<Option<(PathBuf, Kind)>, DriveError> {
-        let mut found = Vec::new();
-        for device in self.blocks.volumes(&self.boot_disk)? {
-            let volume = File::open(&device).and_then(|file| volume::of(&file));
-            match volume {
-                Ok(Some(volume)) if volume.label == names::config_drive::LABEL.as_bytes() => {
-                    found.push((device, volume.kind));
-                }
-                Ok(_) => {}
-                // A drive without a medium.
-                Err(error) if error.raw_os_error() == Some(Errno::NOMEDIUM.raw_os_error()) => {}
-                // A disk that does not work is not this one's business.
-                Err(error) => {
-                    let device = device.display();
-                    tracing::warn!(%device, %error, "cannot look for a config drive on it");
-                }
-            }
-        }
+        let own = Some(&self.boot_disk[..]);
+        let mut found = volumes::with_label(&self.blocks, own, names::config_drive::LABEL)?;
         match found.len() {
             0 | 1 => Ok(found.pop()),
             _ => Err(DriveError::Several {
@@ -135,13 +120,7 @@ mod tests {
         }
         let drive = ConfigDrive {
             blocks: Blocks::at(sys, &dev),
-            boot_disk: Disk {
-                name: "sda".to_owned(),
-                path: dev.join("sda"),
-                size: 1 << 30,
-                sector_size: 512,
-                read_only: false,
-            },
+            boot_disk: "sda".to_owned(),
             mount_point: root.path().join("mounted"),
         };
         (root, drive)

@@ -6,7 +6,7 @@ use std::fs;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hearth_api::fixture;
-use hearth_sys::block::{Blocks, Disk};
+use hearth_sys::block::Blocks;
 use hearth_sys::smbios::testing::table;
 
 use super::*;
@@ -44,13 +44,7 @@ impl Machine {
             smbios: Smbios::at(&sys),
             config_drive: ConfigDrive {
                 blocks: Blocks::at(&sys, self.dir.path()),
-                boot_disk: Disk {
-                    name: "vda".to_owned(),
-                    path: "/dev/vda".into(),
-                    size: 1 << 30,
-                    sector_size: 512,
-                    read_only: false,
-                },
+                boot_disk: "vda".to_owned(),
                 mount_point: self.root.ephemeral.config_drive(),
             },
         };
