@@ -88,7 +88,7 @@ impl Seed {
         uuid::Builder::from_custom_bytes(bytes).into_uuid()
     }
 
-    fn volume_id(&self, purpose: &str) -> u32 {
+    pub(crate) fn volume_id(&self, purpose: &str) -> u32 {
         let hash = self.derive(purpose);
         u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]])
     }

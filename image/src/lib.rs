@@ -2,10 +2,11 @@
 //! kernel becomes a unified kernel image ([`uki`]), which becomes a disk with an EFI system partition and a blank data
 //! partition ([`disk`], [`fat`]). What a boot of it measures into a TPM is computed ([`measurements`]), and can be signed
 //! ([`key_file`]). Larger content goes into partitions of its own, read-only and sealed by one hash
-//! ([`sealed`], made of [`erofs`] and [`verity`]).
+//! ([`sealed`], made of [`erofs`] and [`verity`]). A disk can also be the [`payload`] of a medium that installs it
+//! ([`installer`]), a stick or an optical disc ([`iso`]).
 //!
-//! Three modules are specific to Hearth's images: the partitions ([`layout`]), the description of an image
-//! ([`os_release`]), and the build steps in their order ([`recipe`]). Everything below these three accepts any names,
+//! Four modules are specific to Hearth's images: the partitions ([`layout`]), the media of the installer, the description of an
+//! image ([`os_release`]), and the build steps in their order ([`recipe`]). Everything below these four accepts any names,
 //! types and sizes, and any static or dynamic x86-64 program as init. Invariants: the same input gives the same bytes,
 //! on any machine, in any directory, in any environment; nothing is mounted, and no loop device or other program is
 //! used; an output file is complete or absent ([`output`]). Converting the raw image to other formats is up to the
@@ -18,12 +19,15 @@ pub mod disk;
 pub mod erofs;
 pub mod fat;
 pub mod initramfs;
+pub mod installer;
+pub mod iso;
 pub mod kernel;
 pub mod key_file;
 pub mod layout;
 pub mod measurements;
 pub mod os_release;
 pub mod output;
+pub mod payload;
 pub mod pe;
 pub mod recipe;
 pub mod sealed;

@@ -16,9 +16,11 @@ use std::sync::Arc;
 use hearth_tpm::SigningKey;
 
 use crate::disk::{Disk, DiskError, Seed};
+use crate::installer::{KERNEL_WORD, Medium};
 use crate::layout::{self, Boot, LayoutError};
 use crate::measurements::{Booted, MeasurementError, Measurements};
 use crate::output::{self, OutputError, write_if_changed};
+use crate::payload::{self, PayloadError};
 use crate::sector::SectorSize;
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
@@ -54,6 +56,8 @@ pub enum RecipeError {
     Disk(#[from] DiskError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
     #[error(transparent)]
     Measurement(#[from] MeasurementError),
     #[error("the new image has been removed")]
@@ -180,6 +184,38 @@ impl ImageSpec {
             files,
             self.sector_size,
         )
+    }
+
+    /// A medium that installs the image in these artifacts, which were written to `folder`, with parameters for the
+    /// machines that are booted from it. Its parts are in that folder, too.
+    pub fn installer(
+        &self,
+        artifacts: &Artifacts,
+        parameters: Option<Vec<u8>>,
+        folder: &Path,
+    ) -> Result<Medium, RecipeError> {
+        let payload = folder.join("installer.payload");
+        let identity = payload::write(&artifacts.image, self.sector_size, &payload)?;
+        let mut system = self.system.clone();
+        let line = format!("{} {KERNEL_WORD}", system.command_line.as_str());
+        system.command_line = CommandLine::parse(&line)?;
+        let uki = system.assemble()?.uki;
+        let loader = loader()?;
+        Ok(Medium {
+            seed: Seed::of(&[
+                &identity,
+                &loader,
+                &uki,
+                parameters.as_deref().unwrap_or_default(),
+            ]),
+            boot: Boot {
+                loader: loader.into(),
+                uki: uki.into(),
+                version: self.version.clone(),
+            },
+            payload: layout::content(&payload)?,
+            parameters,
+        })
     }
 
     /// Builds the bootable parts in memory. Most of the work is done here.
