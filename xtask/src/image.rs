@@ -51,10 +51,13 @@ pub(crate) struct Args {
     /// Include the debug service, which gives unauthenticated access to the node's internals
     #[arg(long)]
     debug: bool,
+    /// Make a medium that installs the image on a disk of the machine that boots from it: a stick (raw), or a disc (iso)
+    #[arg(long, conflicts_with = "init")]
+    installer: bool,
     /// Build twice in two folders and compare every byte
-    #[arg(long, conflicts_with_all = ["output", "format"])]
+    #[arg(long, conflicts_with_all = ["output", "format", "installer"])]
     check: bool,
-    /// Put these node parameters (a serialised NodeParameters) on the ESP
+    /// Put these node parameters (a serialised NodeParameters) on the ESP, or with --installer on the medium
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
     /// Size of the disk's logical sectors in bytes: 4096 for disks that do not emulate small ones
@@ -97,6 +100,24 @@ impl Args {
             && self.cmdline_extra.is_empty()
             && self.signing() == Signing::Own
             && self.sector_size == SectorSize::default()
+    }
+
+    /// Whether the format is one of what is asked for.
+    fn check_format(&self) -> Result<()> {
+        match (self.installer, self.format) {
+            (true, Format::Qcow2 | Format::Vmdk | Format::Vhd) => {
+                bail!(
+                    "--installer: expected the format raw or iso, got {}",
+                    self.format.extension()
+                )
+            }
+            (false, Format::Iso) => {
+                bail!(
+                    "--format iso: expected --installer: a node does not run from a disc, but can be installed from one"
+                )
+            }
+            _ => Ok(()),
+        }
     }
 
     fn signing(&self) -> Signing {
@@ -179,6 +200,7 @@ fn sector_size(text: &str) -> Result<SectorSize, String> {
 
 /// Runs the task.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
+    args.check_format()?;
     let flavour = if args.debug {
         Flavour::Debug
     } else {
@@ -188,10 +210,20 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         Some(program) => ImageSpec::around(ui, program, &[])?,
         None => ImageSpec::of_node(ui, flavour)?,
     };
-    if let Some(path) = &args.parameters {
-        recipe.parts.parameters =
-            Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
-    }
+    let parameters = match &args.parameters {
+        Some(path) => {
+            Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
+        }
+        None => None,
+    };
+    // The installer copies them to the disk.
+    let of_medium = match args.installer {
+        true => parameters,
+        false => {
+            recipe.parts.parameters = parameters;
+            None
+        }
+    };
     recipe.parts.sector_size = args.sector_size;
     recipe.add_firmware(ui, &args.firmware, args.microcode)?;
     recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
@@ -210,6 +242,20 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let task = ui.task("building the image");
     let artifacts = recipe.write(ui, &folder)?;
     let image = match (args.format, &args.output) {
+        (format, path) if args.installer => {
+            let default = || {
+                folder
+                    .join("hearth-installer")
+                    .with_extension(format.extension())
+            };
+            let path = path.clone().unwrap_or_else(default);
+            let medium = recipe.parts.installer(&artifacts, of_medium, &folder)?;
+            match format {
+                Format::Iso => medium.write_disc(&path)?,
+                _ => medium.write_stick(&path)?,
+            }
+            path
+        }
         (Format::Raw, None) => artifacts.image.clone(),
         (Format::Raw, Some(path)) => {
             recipe.parts.disk(&artifacts.uki)?.write(path)?;
@@ -254,6 +300,22 @@ pub(crate) fn ensure_extended(
     recipe.extend(ui, extensions, "")?;
     recipe.sign(&Signing::Own)?;
     recipe.write(ui, &folder(&folder_name(flavour, extensions))?)
+}
+
+/// The media that install the release image, a stick and a disc.
+pub(crate) fn ensure_installer(ui: &Ui) -> Result<[PathBuf; 2]> {
+    let mut recipe = ImageSpec::of_node(ui, Flavour::Release)?;
+    recipe.extend(ui, &[], "")?;
+    recipe.sign(&Signing::Own)?;
+    let folder = folder(Flavour::Release.name())?;
+    let artifacts = recipe.write(ui, &folder)?;
+    let _lock = cache::lock_file(ui, &folder.join("lock"))?;
+    let medium = recipe.parts.installer(&artifacts, None, &folder)?;
+    let [stick, disc] =
+        ["img", "iso"].map(|extension| folder.join("hearth-installer").with_extension(extension));
+    medium.write_stick(&stick)?;
+    medium.write_disc(&disc)?;
+    Ok([stick, disc])
 }
 
 /// The folder of an image: each set of extensions has its own, so that they do not replace each other.
@@ -498,7 +560,7 @@ fn sha256(path: &Path) -> Result<String> {
 mod tests {
     use hearth_api::extension::ExtensionName;
     use hearth_api::names;
-    use hearth_image::layout;
+    use hearth_image::{installer, layout};
 
     /// The two crates do not depend on each other.
     #[test]
@@ -517,6 +579,9 @@ mod tests {
         assert_eq!(layout::SLOT_BLOCK, names::disk::SLOT_BLOCK);
         assert_eq!(layout::PARAMETERS, names::ESP_PARAMETERS);
         assert_eq!(layout::STATE_FILES, names::disk::ESP_STATE_FILES);
+        assert_eq!(installer::LABEL, names::installer::LABEL);
+        assert_eq!(installer::PAYLOAD, names::installer::PAYLOAD);
+        assert_eq!(installer::KERNEL_WORD, names::installer::KERNEL_WORD);
         let name: ExtensionName = names::EXTENSION_KUBERNETES.parse().unwrap();
         let mounted = format!("{}/{}", names::EXTENSIONS, name.as_str());
         assert_eq!(hearth_bundle::MOUNTED_AT, mounted);

@@ -64,6 +64,10 @@ pub enum Report {
     Refused(String),
     /// `hearth: wiping 35 % of 512 MiB, about 20 s left`: how far the data partition is wiped.
     Wiping(String),
+    /// `hearth: installing 35 % written to nvme0n1`: how far an installation is.
+    Installing(String),
+    /// `hearth: installed nvme0n1`: the disk has the node, and the machine boots from it next. Details may follow the name.
+    Installed(String),
     /// `hearth: extension NAME mounted`, or `hearth: extension NAME refused: …` with the reason;
     /// one for each extension of the image.
     Extension(String, Option<String>),
@@ -88,6 +92,8 @@ impl fmt::Display for Report {
             Self::Waiting(why) => write!(f, "hearth: waiting for {why}"),
             Self::Refused(why) => write!(f, "hearth: refused {why}"),
             Self::Wiping(progress) => write!(f, "hearth: wiping {progress}"),
+            Self::Installing(progress) => write!(f, "hearth: installing {progress}"),
+            Self::Installed(disk) => write!(f, "hearth: installed {disk}"),
             Self::Extension(name, None) => write!(f, "hearth: extension {name} mounted"),
             Self::Extension(name, Some(why)) => {
                 write!(f, "hearth: extension {name} refused: {why}")
@@ -116,6 +122,8 @@ impl Report {
             "waiting" => Some(Self::Waiting(detail.strip_prefix("for ")?.to_owned())),
             "refused" => Some(Self::Refused(detail.to_owned())),
             "wiping" => Some(Self::Wiping(detail.to_owned())),
+            "installing" => Some(Self::Installing(detail.to_owned())),
+            "installed" => Some(Self::Installed(detail.to_owned())),
             "extension" => {
                 let (name, how) = detail.split_once(' ')?;
                 let why = match how.strip_prefix("refused: ") {
@@ -146,6 +154,8 @@ mod tests {
             Report::Waiting("a DHCP lease on eth0".into()),
             Report::Refused("fw_cfg: field x: empty".into()),
             Report::Wiping("35 % of 512 MiB, about 20 s left".into()),
+            Report::Installing("35 % written to nvme0n1".into()),
+            Report::Installed("nvme0n1".into()),
             Report::Extension("kubernetes".into(), None),
             Report::Extension("kubernetes".into(), Some("no such partition".into())),
             Report::Failpoint("enrolment.sealed".into()),

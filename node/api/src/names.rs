@@ -115,6 +115,9 @@ pub mod disk {
     pub const ESP_LABEL: &str = "HEARTH-ESP";
     /// The parameters' path on it.
     pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
+    /// The identity of the installation that has written the disk: 64 hexadecimal digits and a newline. A disk that was
+    /// written otherwise has no such file.
+    pub const ESP_INSTALLATION: &str = "hearth/installation";
     /// The files in which a node keeps its state, in the ESP's root. An image has them, blank.
     pub const ESP_STATE_FILES: [&str; 8] = [
         "hearth/boot_record.0",
@@ -164,6 +167,16 @@ pub mod config_drive {
 /// Lifetime of the lease by which a Kubernetes controller has the virtual address of the API servers. etcd has no
 /// shorter ones than 3 s with its election timeout in clusters.
 pub const API_ADDRESS_LEASE: Duration = Duration::from_secs(5);
+/// The medium from which a machine installs a node.
+pub mod installer {
+    /// Kernel argument that makes a node an installer.
+    pub const KERNEL_WORD: &str = "hearth.installer";
+    /// The label of the volume with the payload, and of a stick's partition.
+    pub const LABEL: &str = "HEARTH-INST";
+    /// The payload's path on it.
+    pub const PAYLOAD: &str = "hearth/payload.bin";
+}
+
 /// Maximum interval between the events of a curator to a watcher, even if nothing has changed.
 pub const WATCH_MARK: Duration = Duration::from_secs(15);
 /// A watcher that has received nothing for this long switches to another curator: this one hangs,

@@ -33,6 +33,7 @@ use hearth_host::parameters::{Loaded, Sources};
 use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::prover::Prover;
 use hearth_host::{esp, extensions, network_control};
+use hearth_installer::Installer;
 use hearth_kubernetes::AUDIT_LOG;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::slots::SlotError;
@@ -289,6 +290,9 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         watchdog::run(ctx, Path::new(watchdog::DEVICE), WATCHDOG_BOUND)
     })?;
     ctx.run("tpm", log_tpm)?;
+    if hearth_installer::is_booted()? {
+        return install(&ctx, &node).await;
+    }
     let (cluster_state_writer, cluster_state) = cluster_state::new();
     let state = cluster_state.clone();
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
@@ -382,6 +386,19 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
+}
+
+/// Installs a node, in the place of being one, and then waits for the reboot.
+async fn install(ctx: &Context, node: &Node) -> Outcome {
+    let installer = Arc::new(Installer {
+        root: node.root.clone(),
+        power: node.power.clone(),
+    });
+    ctx.run("installer", move |ctx| {
+        hearth_installer::run(ctx, installer.clone())
+    })?;
+    ctx.healthy();
+    stay(ctx, node).await
 }
 
 /// The parameters that this machine has itself, and, if it has none and needs them because it is new,

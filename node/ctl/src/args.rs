@@ -18,7 +18,8 @@ pub(crate) use cluster::{Cluster, Configure, FormerSetting};
 pub(crate) use image::{Image, SetParameters, Sure, Write};
 pub(crate) use node_network::NodeNetwork;
 pub(crate) use parameters::{
-    Bootstrap, Machine, Made, MadeFormat, NetworkFlags, Parameters, Register, ShownFormat, Source,
+    Bootstrap, Install, Machine, Made, MadeFormat, NetworkFlags, Parameters, Register, ShownFormat,
+    Source,
 };
 pub(crate) use settings::Assignment;
 

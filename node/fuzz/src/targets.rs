@@ -11,6 +11,7 @@ mod gpt;
 mod network_setting;
 mod node_address;
 mod parameters;
+mod payload;
 mod pcr_signatures;
 mod quote;
 mod sealed_configuration;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     network_setting::TARGET,
     node_address::TARGET,
     parameters::TARGET,
+    payload::TARGET,
     pcr_signatures::TARGET,
     quote::TARGET,
     sealed_configuration::TARGET,

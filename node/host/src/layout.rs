@@ -150,6 +150,16 @@ impl Esp {
         self.path.join(names::disk::ESP_PARAMETERS)
     }
 
+    /// The identity of the installation that has written the disk. The node does not read it.
+    pub fn installation(&self) -> PathBuf {
+        self.path.join(names::disk::ESP_INSTALLATION)
+    }
+
+    /// The payload, if this is an installation medium in the place of the ESP.
+    pub fn payload(&self) -> PathBuf {
+        self.path.join(names::installer::PAYLOAD)
+    }
+
     /// The sealed configuration. Secret.
     pub fn sealed_configuration(&self) -> StateFile {
         self.state("sealed_configuration")
@@ -503,6 +513,13 @@ impl Ephemeral {
     /// Where a config drive is mounted while the parameters on it are read.
     pub fn config_drive(&self) -> PathBuf {
         self.path.join("config-drive")
+    }
+
+    /// Where an installer mounts the ESP of a disk that it installs on, or looks at.
+    pub fn target_esp(&self) -> Esp {
+        Esp {
+            path: self.path.join("target-esp"),
+        }
     }
 
     /// See [`REBOOT_DELAY`].

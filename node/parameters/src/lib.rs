@@ -20,12 +20,14 @@
 //! | roles of the first node | consensus member, and both Kubernetes roles if the image can run them |
 //! | network | DHCP |
 //! | time servers | those of the cluster, or else of DHCP |
+//! | disk of an installation | the installer asks; with an empty `install`, the only empty disk |
 //!
 //! For an encrypted cluster, a recovery recipient is required, unless `accept_loss` says that its data
 //! may be lost. The cold-start policy NONE requires `accept_loss` in any case.
 
 mod bootstrap;
 mod cold_start;
+mod install;
 mod network;
 mod register;
 mod wire;
@@ -44,6 +46,7 @@ use prost::Message;
 
 pub use bootstrap::{Bootstrap, ClusterSeed, storage_security, tpm_usage};
 pub use cold_start::{ColdStartError, cold_start_policy};
+pub use install::Install;
 pub use network::{BondMode, Device, Interface, Mac, Network, Route};
 pub use register::Register;
 
@@ -61,6 +64,8 @@ pub struct Parameters {
     pub wipe: Option<EnrolmentId>,
     /// The time servers of this machine, instead of those of the cluster and of DHCP; may be empty.
     pub time_servers: Vec<TimeServer>,
+    /// The disk on which an installer puts the node; `None`: it asks.
+    pub install: Option<Install>,
 }
 
 /// How the machine becomes part of a cluster.
@@ -229,6 +234,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Problem> {
                 Problem::unwanted("wipe.enrolment_id", "16 bytes", format!("{}", error.found))
             })?,
         time_servers: time_servers(&message.time_servers)?,
+        install: message.install.map(Install::parse).transpose()?,
     })
 }
 

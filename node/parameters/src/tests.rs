@@ -740,6 +740,7 @@ fn valid() -> impl Strategy<Value = NodeParameters> {
                     enrolment_id: id.to_vec(),
                 }),
                 time_servers,
+                install: None,
             },
         )
 }

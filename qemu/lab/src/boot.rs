@@ -101,7 +101,9 @@ impl Boot {
             | Report::State(_)
             | Report::Wiping(_)
             | Report::Extension(_, None)
-            | Report::Failpoint(_) => None,
+            | Report::Failpoint(_)
+            | Report::Installing(_)
+            | Report::Installed(_) => None,
         }
     }
 

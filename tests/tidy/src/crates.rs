@@ -22,6 +22,8 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-history", "api", ""),
     ("hearth-parameters", "api cidr", ""),
     ("hearth-host", "api base parameters sys tpm", ""),
+    // Reads what the image builder writes.
+    ("hearth-installer", "api base host parameters sys", "image"),
     ("hearth-agent", "api base host sys", ""),
     ("hearth-consensus", "api base host sys", ""),
     ("hearth-cluster", "api consensus host parameters sys tpm", ""),
@@ -35,8 +37,8 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-network-policy", "api kubernetes-api sys", ""),
     // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns network-policy sys", "curator"),
-    ("hearth-core", "agent api base consensus curator enrolment host kubernetes parameters sys", "cluster history tpm"),
-    ("hearth-fuzz", "api enrolment host image kubernetes-dns parameters sys tpm", ""),
+    ("hearth-core", "agent api base consensus curator enrolment host installer kubernetes parameters sys", "cluster history tpm"),
+    ("hearth-fuzz", "api enrolment host image installer kubernetes-dns parameters sys tpm", ""),
     ("hearth-operator", "api tpm", ""),
     ("hearth-ctl", "api operator parameters sys tpm", "image"),
     ("hearth-image", "tpm", ""),

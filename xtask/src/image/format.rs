@@ -33,6 +33,8 @@ pub(super) enum Format {
     Vmdk,
     /// Microsoft's format, of fixed size
     Vhd,
+    /// An optical disc, for --installer only
+    Iso,
 }
 
 /// The unit of a VMDK's header.
@@ -48,18 +50,20 @@ impl Format {
             Format::Qcow2 => "qcow2",
             Format::Vmdk => "vmdk",
             Format::Vhd => "vhd",
+            Format::Iso => "iso",
         }
     }
 
     /// Whether it is made of a raw image.
     pub(super) fn is_converted(self) -> bool {
-        self != Format::Raw
+        matches!(self, Format::Qcow2 | Format::Vmdk | Format::Vhd)
     }
 
     /// qemu-img's name of it, and its options.
     fn of_qemu(self) -> (&'static str, Option<&'static str>) {
         match self {
-            Format::Raw => ("raw", None),
+            // A disc is none of a disk's formats.
+            Format::Raw | Format::Iso => ("raw", None),
             Format::Qcow2 => ("qcow2", None),
             Format::Vmdk => ("vmdk", Some("subformat=streamOptimized")),
             // Exactly the disk's size: otherwise it is rounded up to whole cylinders of a disk from 1990, and the backup
@@ -92,7 +96,7 @@ pub(super) fn convert(
     command.arg(raw).arg(output.reachable_path()).run(ui)?;
     let file = output.file();
     match format {
-        Format::Raw | Format::Qcow2 => {}
+        Format::Raw | Format::Qcow2 | Format::Iso => {}
         Format::Vmdk => settle_vmdk(file, seed)?,
         Format::Vhd => settle_vhd(file, seed)?,
     }

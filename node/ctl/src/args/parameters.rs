@@ -142,6 +142,8 @@ pub(crate) struct Machine {
     /// destroys, once; with any other enrolment nothing happens
     #[arg(long, value_name = "ID", value_parser = enrolment_id)]
     pub wipe: Option<EnrolmentId>,
+    #[command(flatten)]
+    pub install: Install,
 }
 
 /// The network of a machine with one interface.
@@ -167,6 +169,34 @@ pub(crate) struct NetworkFlags {
     /// VLAN ID of the network interface (802.1Q); 0 for none
     #[arg(long, value_name = "ID")]
     pub vlan: Option<u32>,
+}
+
+/// The disk on which an installation medium puts the node.
+#[derive(Debug, Args)]
+pub(crate) struct Install {
+    /// Let an installation medium install on the only empty disk, instead of
+    /// asking on the console; the flags below are conditions for the disk
+    #[arg(long)]
+    pub install: bool,
+    /// Serial number of the disk of an installation
+    #[arg(long, value_name = "NUMBER")]
+    pub install_serial: Option<String>,
+    /// World Wide Name or EUI-64 of the disk of an installation
+    #[arg(long, value_name = "WWN")]
+    pub install_wwn: Option<String>,
+    /// Kernel's name of the disk of an installation, such as nvme0n1
+    #[arg(long, value_name = "NAME")]
+    pub install_device: Option<String>,
+    /// Smallest size in bytes of the disk of an installation
+    #[arg(long, value_name = "BYTES")]
+    pub install_min_size: Option<u64>,
+    /// Largest size in bytes of the disk of an installation
+    #[arg(long, value_name = "BYTES")]
+    pub install_max_size: Option<u64>,
+    /// Serial number or WWN of a disk that is not empty: an installation medium
+    /// overwrites it, and everything on it is lost
+    #[arg(long, value_name = "NAME")]
+    pub install_overwrite: Option<String>,
 }
 
 /// What becomes of the parameters that were made.

@@ -265,6 +265,7 @@ mod tests {
             sector_size: 512,
             head: MIB,
             esp: MIB..2 * MIB,
+            is_installer: false,
         };
         (file, layout)
     }

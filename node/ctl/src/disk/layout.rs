@@ -1,9 +1,11 @@
-//! Where the parts of an image are: on its disk, and thus on every disk that it is written to.
+//! Where the parts of an image are: on its disk, and thus on every disk that it is written to. An image is a node's, or that
+//! of a stick that installs one.
 
 use std::fs::File;
 use std::ops::Range;
 
 use hearth_api::names::disk::{DATA_TYPE, ESP_TYPE};
+use hearth_api::names::installer;
 use hearth_sys::gpt::{self, GptError, Partition, Table};
 use uuid::Uuid;
 
@@ -35,6 +37,8 @@ pub(crate) struct Layout {
     pub head: u64,
     /// The EFI system partition.
     pub esp: Range<u64>,
+    /// It is a medium that installs a node, and no node's disk.
+    pub is_installer: bool,
 }
 
 impl Layout {
@@ -49,8 +53,11 @@ impl Layout {
         if table.from_backup {
             return Err(LayoutError::Damaged);
         }
-        only(&table, "data", DATA_TYPE)?;
         let esp = only(&table, "ESP", ESP_TYPE)?;
+        let is_installer = esp.name == installer::LABEL;
+        if !is_installer {
+            only(&table, "data", DATA_TYPE)?;
+        }
         let bytes = |sectors: u64| sectors * u64::from(sector_size);
         let first = table.partitions.iter().map(|one| one.first).min();
         Ok(Self {
@@ -61,6 +68,7 @@ impl Layout {
             sector_size,
             head: bytes(first.unwrap_or(0)),
             esp: bytes(esp.first)..bytes(esp.last + 1),
+            is_installer,
         })
     }
 }

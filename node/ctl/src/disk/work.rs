@@ -92,6 +92,8 @@ pub(crate) struct Done {
     pub has_replaced: bool,
     /// The parameters that a machine reads now.
     pub parameters: Option<Vec<u8>>,
+    /// What was written is, or is on, an installation medium.
+    pub is_installer: bool,
     /// This system's view of the partitions is that of before.
     pub is_stale: bool,
 }
@@ -103,6 +105,7 @@ impl Work {
             copied: None,
             has_replaced: false,
             parameters: None,
+            is_installer: false,
             is_stale: false,
         };
         let had = match (&self.image, &self.target) {
@@ -110,6 +113,7 @@ impl Work {
                 let disk = open(&self.target)?;
                 let size = Some(device.size);
                 done.copied = Some(self.job(image, &disk, size, stop, progress).run()?);
+                done.is_installer = image.layout.is_installer;
                 // It is also refused for a device that cannot have partitions.
                 done.is_stale = block::reread_partitions(&disk)
                     .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
@@ -121,6 +125,7 @@ impl Work {
                 let file = new_file(path, is_secret)?;
                 let disk = file.as_file();
                 done.copied = Some(self.job(image, disk, None, stop, progress).run()?);
+                done.is_installer = image.layout.is_installer;
                 done.parameters = self.read_back(disk)?;
                 publish(file, path)?;
                 image.parameters.is_some()
@@ -128,6 +133,7 @@ impl Work {
             (None, _) => {
                 let disk = open(&self.target)?;
                 let layout = Layout::of(&disk)?;
+                done.is_installer = layout.is_installer;
                 let had = read_parameters(&disk, &layout)?.is_some();
                 if let Some(parameters) = &self.parameters {
                     write_parameters(&disk, &layout, parameters)?;

@@ -56,7 +56,7 @@ impl WrittenDisk {
             copied_bytes: done.copied,
             replaced_parameters: done.has_replaced,
             parameters: parameters.map(CheckedParameters::from),
-            next: next(parameters),
+            next: next(parameters, done.is_installer),
         }
     }
 
@@ -78,7 +78,7 @@ impl WrittenDisk {
 }
 
 /// What to do with it.
-fn next(parameters: Option<&Parameters>) -> String {
+fn next(parameters: Option<&Parameters>, is_installer: bool) -> String {
     let then = match parameters.map(|parameters| &parameters.cluster) {
         None => {
             return "  give it parameters with `hearthctl image set-parameters`, unless the machine \
@@ -92,5 +92,11 @@ fn next(parameters: Option<&Parameters>) -> String {
             "it shows its public key and waits: then `hearthctl node approve PUBLIC-KEY`"
         }
     };
-    format!("  boot the machine from it, by UEFI; {then}")
+    let asks = parameters.is_some_and(|parameters| parameters.install.is_none());
+    let what = match (is_installer, asks) {
+        (false, _) => "by UEFI",
+        (true, false) => "by UEFI, and it installs the node on a disk",
+        (true, true) => "by UEFI, and it asks on which disk to install the node",
+    };
+    format!("  boot the machine from it, {what}; {then}")
 }

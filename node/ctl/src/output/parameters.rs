@@ -1,5 +1,6 @@
 //! What a machine would do with its parameters, as it is printed.
 
+mod install;
 mod network;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use hearth_api::v1::{self, ColdStartPolicy, StorageSecurity, TpmUsage};
 use hearth_parameters::{Bootstrap, Cluster, Parameters, Register, cold_start_policy, tpm_usage};
 use serde::Serialize;
 
+use install::Install;
 use network::Network;
 
 use super::settings::Configuration;
@@ -26,6 +28,8 @@ pub(crate) struct CheckedParameters {
     time_servers: Vec<String>,
     /// The enrolment that is destroyed: 32 hexadecimal digits. Null for none.
     wipe: Option<String>,
+    /// The disk of an installation. Null: it asks.
+    install: Option<Install>,
 }
 
 #[derive(Debug, Serialize)]
@@ -75,6 +79,7 @@ impl From<&Parameters> for CheckedParameters {
             network: Network::from(&parameters.network),
             time_servers: servers.map(ToString::to_string).collect(),
             wipe: parameters.wipe.map(|id| id.to_string()),
+            install: parameters.install.as_ref().map(Install::from),
         }
     }
 }
@@ -198,6 +203,9 @@ impl CheckedParameters {
         rows.push(("time servers", self.time_servers.join(",")));
         if let Some(id) = &self.wipe {
             rows.push(("destroys", format!("enrolment {id}")));
+        }
+        if let Some(install) = &self.install {
+            rows.push(("installs on", install.text()));
         }
         let line = |(name, value): (&str, String)| match &value[..] {
             "" => format!("{name:18}  -\n"),

@@ -1,6 +1,6 @@
 use hearth_api::registries::HIDDEN;
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister,
+    ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, Install,
     KubernetesConfiguration, Label, NetworkConfig, NodeRoles, Wipe, cluster_directory,
     network_config, node_parameters, node_roles,
 };
@@ -450,13 +450,20 @@ fn message() -> impl Strategy<Value = NodeParameters> {
         option::of(network()),
         wipe,
         vec(text(), 0..3),
+        option::of((text(), text(), any::<u64>())),
     )
         .prop_map(
-            |(cluster, network_config, wipe, time_servers)| NodeParameters {
+            |(cluster, network_config, wipe, time_servers, install)| NodeParameters {
                 cluster,
                 network_config,
                 wipe,
                 time_servers,
+                install: install.map(|(serial, overwrite, max_size_bytes)| Install {
+                    serial,
+                    overwrite,
+                    max_size_bytes,
+                    ..Install::default()
+                }),
             },
         )
 }

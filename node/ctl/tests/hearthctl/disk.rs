@@ -10,6 +10,7 @@ use std::process::Output;
 use hearth_api::fixture;
 use hearth_image::content::Content;
 use hearth_image::disk::Seed;
+use hearth_image::installer::Medium;
 use hearth_image::layout::{self, Boot};
 use hearth_image::sector::SectorSize;
 use rustix::fs::{OFlags, SeekFrom, seek};
@@ -417,4 +418,50 @@ async fn devices_that_are_used_or_do_not_fit_are_refused() {
         let blocks = fs::metadata(&device.file).expect("there").blocks();
         assert_eq!(blocks, 0, "something was written");
     }
+}
+
+#[tokio::test]
+async fn an_installation_medium_takes_parameters_as_a_disk_does() {
+    let f = Fixture::new();
+    let stick = f.path("stick.img");
+    let medium = Medium {
+        seed: Seed([8; 32]),
+        boot: Boot {
+            loader: Content::Bytes(vec![1; 1000]),
+            uki: Content::Bytes(vec![2; 1000]),
+            version: "1.2.3".to_owned(),
+        },
+        payload: Content::Bytes(vec![3; 1000]),
+        parameters: None,
+    };
+    medium.write_stick(&stick).expect("an image");
+    let parameters = f.parameters(REGISTER);
+    let args = [
+        "image",
+        "set-parameters",
+        text(&parameters),
+        text(&stick),
+        "--yes",
+    ];
+    let said = f.ok(&args).await;
+    assert!(
+        said.contains("asks on which disk to install the node; it shows"),
+        "{said}"
+    );
+    assert_eq!(on_disk(&stick), REGISTER);
+    // On a larger stick.
+    let written = f.path("written.img");
+    let bootstrap = f.path("bootstrap.pb");
+    fs::write(&bootstrap, BOOTSTRAP).expect("written");
+    let args = [
+        "image",
+        "write",
+        text(&stick),
+        text(&written),
+        "--parameters",
+        text(&bootstrap),
+        "--yes",
+    ];
+    f.ok(&args).await;
+    assert_eq!(on_disk(&written), BOOTSTRAP);
 }

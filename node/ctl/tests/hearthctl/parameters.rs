@@ -11,8 +11,8 @@ use hearth_api::testing::TestCurator;
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::node_parameters::Cluster;
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterDirectory, ClusterRegister, NodeParameters, cluster_directory,
-    network_config,
+    ClusterBootstrap, ClusterDirectory, ClusterRegister, Install, NodeParameters,
+    cluster_directory, network_config,
 };
 use hearth_parameters::parse;
 use prost::Message as _;
@@ -545,4 +545,54 @@ async fn sources_that_take_text_get_it() {
     assert_eq!(base64, text);
     let smbios = f.ok(&[&make[..], &["-o", "smbios"]].concat()).await;
     assert_eq!(smbios, format!("dev.hearth.parameters={text}"));
+}
+
+#[tokio::test]
+async fn the_disk_of_an_installation_is_one_of_the_parameters() {
+    let f = Fixture::new();
+    let owner = f.owner().await;
+    let make = async |flags: &[&str]| {
+        let args = [&["parameters", "bootstrap", "--owner", &owner], flags].concat();
+        f.bytes(&args).await
+    };
+    assert_eq!(decoded(&make(&[]).await).install, None);
+    let any = decoded(&make(&["--install"]).await).install;
+    assert_eq!(any, Some(Install::default()));
+    let file = f.file(
+        "node.yaml",
+        "install: {serial: S1, wwn: \"0x5000c500a1b2c3d4\", max_size_bytes: 4000000000000}\n",
+    );
+    let flags = [
+        "-f",
+        &file,
+        "--install-serial",
+        "S2",
+        "--install-min-size",
+        "1000",
+    ];
+    let made = make(&flags).await;
+    let expected = Install {
+        serial: "S2".to_owned(),
+        wwn: "0x5000c500a1b2c3d4".to_owned(),
+        min_size_bytes: 1000,
+        max_size_bytes: 4_000_000_000_000,
+        ..Install::default()
+    };
+    assert_eq!(decoded(&made).install, Some(expected));
+    let checked = f.piped(&["parameters", "check", "-"], &made).await.stdout;
+    let checked = String::from_utf8(checked).expect("text");
+    let line = "installs on         an empty disk, serial S2, WWN 0x5000c500a1b2c3d4, at least 1000 bytes, \
+                at most 4000000000000 bytes\n";
+    assert!(checked.contains(line), "{checked}");
+
+    let refused = ["--install-min-size", "2", "--install-max-size", "1"];
+    let args = [
+        &["parameters", "bootstrap", "--owner", &owner],
+        &refused[..],
+    ]
+    .concat();
+    let (code, why) = f.fails(&args).await;
+    assert_eq!(code, 1, "{why}");
+    let expected = "install.max_size_bytes: expected at least min_size_bytes, 2, got 1";
+    assert!(why.contains(expected), "{why}");
 }

@@ -14,15 +14,15 @@ use hearth_api::settings::{SETTINGS, SettingError};
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::node_parameters::Cluster;
 use hearth_api::v1::{
-    ClusterBootstrap, ClusterConfiguration, ClusterRegister, GetRegisterTicketRequest, Label,
-    NetworkConfig, NodeParameters, NodeRoles, Wipe, network_config, node_roles,
+    ClusterBootstrap, ClusterConfiguration, ClusterRegister, GetRegisterTicketRequest, Install,
+    Label, NetworkConfig, NodeParameters, NodeRoles, Wipe, network_config, node_roles,
 };
 use serde_json::{Deserializer, Value as Json};
 
 use super::super::cluster_info;
 use super::failed;
 use crate::args::{
-    Assignment, Bootstrap, Global, Machine, NetworkFlags, Register, RoleName, Source,
+    self, Assignment, Bootstrap, Global, Machine, NetworkFlags, Register, RoleName, Source,
 };
 use crate::failure::{Failure, Kind};
 use crate::{connection, files, keys, parameters};
@@ -237,6 +237,7 @@ fn configure(message: &mut NodeParameters, wanted: &Machine) {
             enrolment_id: id.as_bytes().to_vec(),
         });
     }
+    set_install(message, &wanted.install);
 }
 
 /// The configuration with the fields that the flags set.
@@ -262,6 +263,31 @@ pub(in crate::commands) fn network(
         network.vlan = vlan;
     }
     network
+}
+
+/// The disk of an installation. Any of its flags means that nobody is to be asked.
+fn set_install(message: &mut NodeParameters, wanted: &args::Install) {
+    let given = message.install.clone();
+    let mut install = given.clone().unwrap_or_default();
+    for (field, flag) in [
+        (&mut install.serial, &wanted.install_serial),
+        (&mut install.wwn, &wanted.install_wwn),
+        (&mut install.device, &wanted.install_device),
+        (&mut install.overwrite, &wanted.install_overwrite),
+    ] {
+        if let Some(value) = flag {
+            field.clone_from(value);
+        }
+    }
+    if let Some(bytes) = wanted.install_min_size {
+        install.min_size_bytes = bytes;
+    }
+    if let Some(bytes) = wanted.install_max_size {
+        install.max_size_bytes = bytes;
+    }
+    if wanted.install || given.is_some() || install != Install::default() {
+        message.install = Some(install);
+    }
 }
 
 /// Of what is no address, the decoder says so.

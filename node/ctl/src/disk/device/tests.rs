@@ -67,6 +67,7 @@ fn layout(size: u64, sector_size: u32) -> Layout {
         sector_size,
         head: 1 << 20,
         esp: 1 << 20..2 << 20,
+        is_installer: false,
     }
 }
 
