@@ -23,6 +23,8 @@ pub struct Artifacts {
     pub test: Image,
     /// The test image with the extension `sample`.
     pub extended: Image,
+    /// Media that install the standard image; only built if one of their tests will run.
+    pub installer: Option<Installer>,
     /// For the Kubernetes tests; only built if one of them will run, because it takes long.
     pub kubernetes: Option<Kubernetes>,
     /// An image with the extension `sample`, whose init is the example `machine_check` of `hearth-sys`: it tests on a
@@ -36,6 +38,16 @@ pub struct Artifacts {
     pub switch: PathBuf,
     /// Folder of the tests' logs, which are in `SUITE/TEST/`.
     pub logs: PathBuf,
+}
+
+/// Media from which a machine is installed. Must not be written to: machines have copies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Installer {
+    /// The image of a stick.
+    pub stick: PathBuf,
+    /// The image of a disc.
+    pub disc: PathBuf,
 }
 
 /// The Kubernetes image, and programs for this host.
@@ -185,6 +197,10 @@ mod tests {
             release: image("release"),
             test: image("test"),
             extended: image("test-sample"),
+            installer: Some(Installer {
+                stick: "/stick.img".into(),
+                disc: "/disc.iso".into(),
+            }),
             kubernetes: Some(Kubernetes {
                 image: image("kubernetes"),
                 kubectl: "/kubectl".into(),

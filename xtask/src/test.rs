@@ -184,7 +184,7 @@ fn run_tests(
     }
     // Not beside the unit tests: many of them run a real etcd, which loses its leases on a host that is too busy.
     let manifest = match &selected.e2e {
-        Some(_) => Some(booted::build(ui, kubernetes.as_ref())?),
+        Some(selection) => Some(booted::build(ui, selection, kubernetes.as_ref())?),
         None => None,
     };
     if let Some(selection) = &selected.unit {

@@ -52,6 +52,8 @@ enum Kind {
     Overlay,
     /// A copy of the image, which the test can read and change.
     Raw,
+    /// Zeros, as large as the image.
+    Blank,
 }
 
 impl TestCtx {
@@ -230,6 +232,12 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With a new disk, on which nothing is; the test can read and change it while the machine is off.
+    pub fn blank_disk(mut self) -> Self {
+        self.disk = Kind::Blank;
+        self
+    }
+
     /// With a disk of large logical sectors; the image must be for such a disk.
     pub fn sector_bytes(mut self, sector_bytes: u32) -> Self {
         self.sector_bytes = sector_bytes;
@@ -307,6 +315,11 @@ impl<'a> Plan<'a> {
                     .write(true)
                     .open(&path)?
                     .set_len(bytes)?;
+                Disk::new(path, Format::Raw)
+            }
+            Kind::Blank => {
+                let path = run_dir.file("disk.img");
+                fs::File::create_new(&path)?.set_len(bytes)?;
                 Disk::new(path, Format::Raw)
             }
         };

@@ -19,6 +19,7 @@ mod greed;
 mod ha;
 mod hardware;
 mod history;
+mod installer;
 mod interfaces;
 mod kubernetes;
 mod machine;

@@ -15,6 +15,9 @@ use crate::{hearthctl, program, programs, target};
 /// The suites that need Kubernetes.
 const KUBERNETES: [&str; 2] = ["kubernetes", "greed"];
 
+/// The suite that needs installation media.
+const INSTALLER: &str = "installer";
+
 /// The suite that also needs Kubernetes' own tests.
 const CONFORMANCE: &str = "conformance";
 
@@ -85,14 +88,32 @@ fn release_and_test(ui: &Ui) -> [Result<Artifacts>; 2] {
     })
 }
 
+/// The media of the installer, if one of its tests is selected.
+fn installer(ui: &Ui, selection: &Selection) -> Result<Option<artifacts::Installer>> {
+    if selection
+        .whole
+        .as_deref()
+        .is_some_and(|suite| suite != INSTALLER)
+    {
+        return Ok(None);
+    }
+    let [stick, disc] = image::ensure_installer(ui)?;
+    Ok(Some(artifacts::Installer { stick, disc }))
+}
+
 /// Builds everything; returns the path of the manifest.
-pub(super) fn build(ui: &Ui, kubernetes: Option<&Kubernetes>) -> Result<PathBuf> {
+pub(super) fn build(
+    ui: &Ui,
+    selection: &Selection,
+    kubernetes: Option<&Kubernetes>,
+) -> Result<PathBuf> {
     let folder = target::folder("tests")?;
     let sample = image::sample()?;
     let [release, test] = release_and_test(ui);
     let manifest = artifacts::Artifacts {
         release: to_boot(&release?),
         test: to_boot(&test?),
+        installer: installer(ui, selection)?,
         kubernetes: kubernetes.map(|built| built.to_boot(ui)).transpose()?,
         extended: to_boot(&image::ensure_extended(ui, Flavour::Test, &[sample])?),
         machine_check: to_boot(&image::ensure_example(ui, image::MACHINE_CHECK)?),
