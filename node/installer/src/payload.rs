@@ -178,7 +178,7 @@ fn extents(list: &[u8], size: u64) -> Result<Vec<Extent>, PayloadError> {
         if offset < end {
             return Err(refused("expected ascending extents that do not overlap"));
         }
-        if offset % PIECE + length > PIECE {
+        if length > PIECE || offset % PIECE > PIECE - length {
             return Err(refused("expected it within a piece of 1 MiB"));
         }
         // Below 2^64 by what was checked before.

@@ -87,6 +87,7 @@ fn extents_that_would_be_written_elsewhere_are_refused() {
         (&[(BLOCK, BLOCK), (0, BLOCK)], "ascending"),
         (&[(0, 2 * BLOCK), (BLOCK, BLOCK)], "ascending"),
         (&[(PIECE - BLOCK, 2 * BLOCK)], "within a piece"),
+        (&[(BLOCK, u64::MAX - BLOCK + 1)], "within a piece"),
         (&[(4 * PIECE, BLOCK)], "within the image"),
         (&[(u64::MAX - BLOCK + 1, BLOCK)], "within the image"),
     ] {
