@@ -118,6 +118,7 @@ async fn follow_configurations(
     reserved: &Value<Vec<Cidr>>,
 ) -> Outcome {
     let network = published.network;
+    let at_boot = devices::mtus(netlink).await?;
     let mut configurations = network.network_configuration.watch();
     let mut configuration = configurations.next().await?;
     loop {
@@ -126,7 +127,7 @@ async fn follow_configurations(
             tracing::info!(
                 "the network configuration has changed: all interfaces are set up again"
             );
-            devices::reset(netlink).await?;
+            devices::reset(netlink, &at_boot).await?;
         }
         set_if_changed(&network.network_followed, configuration.clone());
         published.begin(&configuration);

@@ -4,6 +4,8 @@
 //! a physical device, never a virtual one on top of it: a VLAN has the hardware address of its device, so after a restart two
 //! links have that address. A device in a bond has the bond's address; it is known by the permanent one.
 
+use std::collections::BTreeMap;
+
 use super::netlink::{BondMode, Link, LinkKind, Netlink, NetlinkError};
 
 /// The kernel's IFNAMSIZ, without the terminating zero.
@@ -64,11 +66,27 @@ pub async fn vlan(netlink: &Netlink, device: &Link, vlan: u16) -> Result<Link, N
     netlink.add_vlan(device.index, &name, vlan).await
 }
 
+/// The MTU of each Ethernet device, in bytes, by its index.
+pub type Mtus = BTreeMap<u32, u32>;
+
+/// The MTUs that the Ethernet devices have now.
+///
+/// # Errors
+/// If the kernel does not list the devices.
+pub async fn mtus(netlink: &Netlink) -> Result<Mtus, NetlinkError> {
+    let links = netlink.list_links().await?.into_iter();
+    let devices = links.filter(|link| link.kind == LinkKind::Ethernet);
+    Ok(devices.map(|link| (link.index, link.mtu)).collect())
+}
+
 /// Takes the interfaces to other machines down to what they were at boot: bonds and VLANs are removed; Ethernet devices lose
-/// their addresses and routes and are set down.
+/// their addresses and routes, are set down, and get the MTUs `at_boot`.
 ///
 /// Nothing else on a node makes bonds and VLANs: those of pods are in the pods' network namespaces.
-pub async fn reset(netlink: &Netlink) -> Result<(), NetlinkError> {
+///
+/// # Errors
+/// If the kernel refuses a change.
+pub async fn reset(netlink: &Netlink, at_boot: &Mtus) -> Result<(), NetlinkError> {
     let links = netlink.list_links().await?;
     for link in links.iter().filter(|link| link.kind == LinkKind::Vlan) {
         netlink.remove_link(&link.name).await?;
@@ -79,8 +97,17 @@ pub async fn reset(netlink: &Netlink) -> Result<(), NetlinkError> {
     for link in links.iter().filter(|link| link.kind == LinkKind::Ethernet) {
         netlink.set_ipv4_addresses(link.index, &[]).await?;
         netlink.set_down(link.index).await?;
+        if let Some(mtu) = other_mtu(link, at_boot) {
+            netlink.set_mtu(link.index, mtu).await?;
+        }
     }
     Ok(())
+}
+
+/// The MTU at boot of a device that has another one now.
+fn other_mtu(link: &Link, at_boot: &Mtus) -> Option<u32> {
+    let mtu = at_boot.get(&link.index);
+    mtu.copied().filter(|mtu| *mtu != link.mtu)
 }
 
 /// A unique name for the VLAN of a device.
@@ -189,10 +216,24 @@ mod tests {
             assert_eq!(first.kind, LinkKind::Vlan);
             let again = vlan(&netlink, &device, 7).await.unwrap();
             assert_eq!(again.index, first.index);
-            reset(&netlink).await.unwrap();
+            reset(&netlink, &Mtus::new()).await.unwrap();
             assert!(netlink.link_named("one.7").await.is_err());
             assert!(netlink.link_named("one").await.is_ok());
         });
+    }
+
+    #[test]
+    fn a_device_has_the_mtu_of_the_boot_again() {
+        let eth0 = || link(2, "eth0", LinkKind::Ethernet, MAC);
+        let jumbo = Link {
+            mtu: 9000,
+            ..eth0()
+        };
+        let at_boot = Mtus::from([(eth0().index, eth0().mtu), (7, 1400)]);
+        assert_eq!(other_mtu(&jumbo, &at_boot), Some(eth0().mtu));
+        assert_eq!(other_mtu(&eth0(), &at_boot), None);
+        // One that was plugged in later.
+        assert_eq!(other_mtu(&jumbo, &Mtus::new()), None);
     }
 
     #[test]
@@ -222,7 +263,7 @@ mod tests {
             assert_eq!(again.index, first.index);
             let second = netlink.link_named("two").await.unwrap();
             assert_eq!((second.controller, second.up), (Some(first.index), true));
-            reset(&netlink).await.unwrap();
+            reset(&netlink, &Mtus::new()).await.unwrap();
             assert!(netlink.link_named("uplink0").await.is_err());
             assert_eq!(netlink.link_named("two").await.unwrap().controller, None);
         });
