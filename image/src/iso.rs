@@ -138,7 +138,7 @@ fn names(path: &str) -> Result<(&str, &str), IsoError> {
     let (stem, extension) = name.split_once('.').ok_or_else(refused)?;
     let is_it = [directory, stem, extension].into_iter().all(is_plain)
         && directory.len() <= LONGEST_NAME
-        && name.len() <= LONGEST_NAME - 1;
+        && name.len() < LONGEST_NAME;
     is_it.then_some((directory, name)).ok_or_else(refused)
 }
 

@@ -62,6 +62,38 @@ pub struct Cluster {
     network: Network,
 }
 
+/// Machines in one network that are powered off, and form no cluster yet.
+pub struct Machines {
+    // Before the network, as in a cluster.
+    /// In the order of their numbers.
+    pub members: Vec<Member>,
+    /// Connects them, and forwards their ports.
+    pub network: Network,
+}
+
+impl Machines {
+    /// As many as this, configured by `plan`, which gets their numbers.
+    ///
+    /// # Errors
+    /// If one cannot be configured or installed.
+    pub async fn install(
+        test: &TestCtx,
+        count: u16,
+        planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
+    ) -> anyhow::Result<Self> {
+        let plans = usual(test, count).into_iter().zip(1..);
+        let plans: Vec<Plan<'_>> = plans
+            .map(|(plan, number)| planned(number, plan))
+            .collect::<anyhow::Result<_>>()?;
+        // As long as the earlier clusters take, each of which is bounded.
+        test.turn(match plans.iter().any(Plan::runs_kubernetes) {
+            true => Occupant::Kubernetes,
+            false => Occupant::Cluster,
+        })?;
+        installed(test, plans).await
+    }
+}
+
 impl TestCtx {
     /// A cluster of this many nodes, all of them voters, HOME and healthy.
     ///
@@ -85,7 +117,10 @@ impl Cluster {
                 None => Saved::make(test, Self::form(test, nodes).await?).await?,
             }
         };
-        let (network, mut members) = installed(test, usual(test, nodes)).await?;
+        let Machines {
+            mut members,
+            network,
+        } = installed(test, usual(test, nodes)).await?;
         for (index, member) in members.iter_mut().enumerate() {
             saved.restore(index, member).await?;
             member.start().await?;
@@ -156,16 +191,10 @@ impl Cluster {
         nodes: u16,
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
-        let plans = usual(test, nodes).into_iter().zip(1..);
-        let plans: Vec<Plan<'_>> = plans
-            .map(|(plan, number)| planned(number, plan))
-            .collect::<anyhow::Result<_>>()?;
-        // As long as the earlier clusters take, each of which is bounded.
-        test.turn(match plans.iter().any(Plan::runs_kubernetes) {
-            true => Occupant::Kubernetes,
-            false => Occupant::Cluster,
-        })?;
-        let (network, mut members) = installed(test, plans).await?;
+        let Machines {
+            mut members,
+            network,
+        } = Machines::install(test, nodes, planned).await?;
         let first = &mut members[0];
         first.start().await?;
         first.home().await?;
@@ -620,8 +649,7 @@ fn usual(test: &TestCtx, nodes: u16) -> Vec<Plan<'_>> {
     names.map(|name| test.node(&name)).collect()
 }
 
-/// Machines that are powered off, and their network.
-async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<(Network, Vec<Member>)> {
+async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<Machines> {
     let options = NetworkOptions::default();
     let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));
     let network =
@@ -631,7 +659,7 @@ async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<(Netw
         let member = Member::install(plan, &network, &options, number);
         members.push(member.await?);
     }
-    Ok((network, members))
+    Ok(Machines { members, network })
 }
 
 /// The host endpoints of the machines' curators.

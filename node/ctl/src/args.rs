@@ -237,6 +237,17 @@ pub(crate) enum Node {
         #[command(flatten)]
         sure: Confirm,
     },
+    /// Return the machine of a node to blank
+    ///
+    /// Deletes the node, which must not have roles. When its machine next
+    /// contacts the cluster, at once if it runs, it destroys its keys and its
+    /// data and restarts like a new machine, with the same parameters.
+    Reset {
+        #[command(flatten)]
+        which: NodeArg,
+        #[command(flatten)]
+        sure: Confirm,
+    },
     /// Show node logs
     ///
     /// The logs are read from the node itself, not from the control plane.
@@ -480,7 +491,7 @@ pub(crate) enum Owner {
     /// key of the owner, on the second one the recovery recipient, which is the
     /// public key of the recovery key. Existing files are not overwritten.
     Init {
-        /// Existing directory for the files
+        /// Directory for the files, which is created if it does not exist
         folder: PathBuf,
         /// Create only the recovery key, beside the files of an earlier version,
         /// and print only the recovery recipient
@@ -498,7 +509,8 @@ pub(crate) enum Owner {
     ///
     /// Can be repeated with the same directory after an interruption.
     Replace {
-        /// Existing directory for the new keys, not that of the present ones
+        /// Directory for the new keys, which is created if it does not exist; not
+        /// that of the present ones
         folder: PathBuf,
         /// Private key file of the present owner (PKCS #8, PEM)
         #[arg(long, value_name = "FILE")]

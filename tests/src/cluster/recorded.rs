@@ -3,7 +3,7 @@
 use hearth_lab::Owner;
 use hearth_qemu::disk::Disk;
 
-use super::{Cluster, Member, curators, installed, usual};
+use super::{Cluster, Machines, Member, curators, installed, usual};
 use crate::places::Occupant;
 use crate::{Outcome, TestCtx};
 
@@ -21,7 +21,10 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         test.turn(Occupant::Cluster)?;
         let count = u16::try_from(nodes.len())?;
-        let (network, mut members) = installed(test, usual(test, count)).await?;
+        let Machines {
+            mut members,
+            network,
+        } = installed(test, usual(test, count)).await?;
         for (member, id) in members.iter_mut().zip(nodes) {
             member.id.clone_from(id);
             member.node.owner = owner.clone();

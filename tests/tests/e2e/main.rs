@@ -29,6 +29,7 @@ mod membership_cuts;
 mod memory;
 mod netsplit;
 mod network;
+mod newcomer;
 mod node_network;
 mod parameters;
 mod pid1;

@@ -15,8 +15,8 @@ use crate::{hearthctl, program, programs, target};
 /// The suites that need Kubernetes.
 const KUBERNETES: [&str; 2] = ["kubernetes", "greed"];
 
-/// The suite that needs installation media.
-const INSTALLER: &str = "installer";
+/// The suites that need installation media.
+const INSTALLER: [&str; 2] = ["installer", "newcomer"];
 
 /// The suite that also needs Kubernetes' own tests.
 const CONFORMANCE: &str = "conformance";
@@ -90,11 +90,8 @@ fn release_and_test(ui: &Ui) -> [Result<Artifacts>; 2] {
 
 /// The media of the installer, if one of its tests is selected.
 fn installer(ui: &Ui, selection: &Selection) -> Result<Option<artifacts::Installer>> {
-    if selection
-        .whole
-        .as_deref()
-        .is_some_and(|suite| suite != INSTALLER)
-    {
+    let has = |name| selection.whole.as_deref().is_none_or(|suite| suite == name);
+    if !INSTALLER.into_iter().any(has) {
         return Ok(None);
     }
     let [stick, disc] = image::ensure_installer(ui)?;

@@ -3,8 +3,9 @@
 mod certificate;
 mod replace;
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{self, BufRead, IsTerminal};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use hearth_api::owner::{self, OwnerFileError, OwnerFiles, RECOVERY_KEY_FILE};
@@ -21,6 +22,7 @@ pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> 
             folder,
             recovery_key_only: false,
         } => {
+            make_folder(&folder)?;
             let files = OwnerFiles::create(&folder).map_err(not_created)?;
             print(&format!(
                 "{}\nrecovery recipient: {}\n",
@@ -40,6 +42,7 @@ pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> 
             wait,
             output,
         } => {
+            make_folder(&folder)?;
             let request = replace::Request {
                 folder: &folder,
                 owner_key: &owner_key,
@@ -55,6 +58,17 @@ pub(super) async fn run(global: &Global, command: Owner) -> Result<(), Failure> 
             challenge,
         } => answer(&recovery_key, challenge.as_deref()),
         Owner::PublicKey { file } => public_key(&file),
+    }
+}
+
+/// Makes a folder for secrets, which may exist. A parent that does not exist is rather a typing error.
+fn make_folder(folder: &Path) -> Result<(), Failure> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let what = format!("create the directory {}", folder.display());
+            Err(Failure::new(Kind::Local, what).because(error))
+        }
+        _ => Ok(()),
     }
 }
 

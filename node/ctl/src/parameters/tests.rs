@@ -111,7 +111,7 @@ fn what_is_not_in_the_message_is_refused_by_its_path() {
         (
             "wype: {}",
             "expected one of the fields cluster_bootstrap, cluster_register, network_config, wipe, \
-             time_servers, got \"wype\"",
+             time_servers, install, got \"wype\"",
         ),
         (
             "cluster_bootstrap: {labels: [{key: a}, {kye: b}]}",

@@ -349,7 +349,6 @@ async fn a_wrong_secret_or_key_is_refused() {
     let curator = f.curator().await;
     let endpoint = curator.endpoint().to_string();
     let other = f.path("other");
-    std::fs::create_dir(&other).expect("a folder");
     f.ok(&["owner", "init", text(&other)]).await;
     let (key, secret) = (
         other.join("owner-key.pem"),

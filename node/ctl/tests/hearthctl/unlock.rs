@@ -1,5 +1,7 @@
 //! `hearthctl cluster unlock`, and the recovery keys of `hearthctl owner`.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use hearth_api::identity::ClusterId;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
@@ -298,8 +300,9 @@ async fn wrong_keys_are_refused() {
 async fn owners_have_two_keys_and_both_public_halves_are_printed() {
     let f = Fixture::new();
     let folder = f.path("folder");
-    std::fs::create_dir(&folder).expect("a folder");
     let printed = f.ok(&["owner", "init", text(&folder)]).await;
+    let mode = folder.metadata().expect("a folder").mode();
+    assert_eq!(mode & 0o7777, 0o700);
     let lines: Vec<&str> = printed.lines().collect();
     let [public, recipient] = lines[..] else {
         panic!("{printed}");

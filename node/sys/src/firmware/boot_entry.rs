@@ -134,8 +134,11 @@ fn value(efivars: &Path, name: &str) -> Result<Option<Vec<u8>>, BootEntryError> 
     }
 }
 
+/// The number of an entry, and the value of its variable.
+type Entry = (u16, Vec<u8>);
+
 /// All entries, by their numbers; `None` without such variables.
-fn entries(efivars: &Path) -> Result<Option<Vec<(u16, Vec<u8>)>>, BootEntryError> {
+fn entries(efivars: &Path) -> Result<Option<Vec<Entry>>, BootEntryError> {
     let listed = match fs::read_dir(efivars) {
         Ok(listed) => listed,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
