@@ -17,6 +17,7 @@ use crate::v1::{DisownOrder, NodeAddress};
 
 const JOIN_KEY: &[u8] = b"hearth join key v1\0";
 const DISOWN: &[u8] = b"hearth disown v1\0";
+const RESET: &[u8] = b"hearth reset v1\0";
 const NODE_ADDRESS: &[u8] = b"hearth node address v1\0";
 
 /// Why a statement is rejected.
@@ -70,22 +71,44 @@ fn join_key_statement(node: &PublicKey, join_key: &PublicKey) -> Vec<u8> {
     [JOIN_KEY, node.as_bytes(), join_key.as_bytes()].concat()
 }
 
+/// What becomes of a machine whose node was removed from its cluster, when its keys are wiped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterRemoval {
+    /// It waits for a person.
+    Wait,
+    /// It destroys its enrolment and its data, and restarts like a new one.
+    Reset,
+}
+
 /// Makes the order to a node to wipe its keys; `ca` is the key of the cluster's CA.
-pub fn disown(ca: &SigningKey, cluster: ClusterId, node: NodeId) -> DisownOrder {
+pub fn disown(
+    ca: &SigningKey,
+    cluster: ClusterId,
+    node: NodeId,
+    afterwards: AfterRemoval,
+) -> DisownOrder {
+    let sign = |name| ca.sign(&removal_statement(name, cluster, node)).to_vec();
     DisownOrder {
         cluster_id: cluster.as_bytes().to_vec(),
         node_id: node.to_string(),
-        signature: ca.sign(&disown_statement(cluster, node)).to_vec(),
+        signature: sign(DISOWN),
+        reset_signature: match afterwards {
+            AfterRemoval::Wait => Vec::new(),
+            AfterRemoval::Reset => sign(RESET),
+        },
     }
 }
 
 /// Verifies that the order is for this node of this cluster and signed by the cluster's CA.
+///
+/// # Errors
+/// Names the field that is wrong.
 pub fn check_disown(
     order: &DisownOrder,
     ca: &PublicKey,
     cluster: ClusterId,
     node: NodeId,
-) -> Result<(), ProofError> {
+) -> Result<AfterRemoval, ProofError> {
     const WHAT: &str = "disown order";
     let other = |field, why: String| ProofError::Field {
         what: WHAT,
@@ -101,13 +124,21 @@ pub fn check_disown(
     if order.node_id != node.to_string() {
         return Err(other("node_id", format!("expected {node}")));
     }
-    ca.verify(&disown_statement(cluster, node), &order.signature)
-        .map_err(|_| ProofError::Signature { what: WHAT })
+    let check = |name, signature: &[u8]| {
+        let verified = ca.verify(&removal_statement(name, cluster, node), signature);
+        verified.map_err(|_| ProofError::Signature { what: WHAT })
+    };
+    check(DISOWN, &order.signature)?;
+    if order.reset_signature.is_empty() {
+        return Ok(AfterRemoval::Wait);
+    }
+    check(RESET, &order.reset_signature)?;
+    Ok(AfterRemoval::Reset)
 }
 
-fn disown_statement(cluster: ClusterId, node: NodeId) -> Vec<u8> {
+fn removal_statement(name: &[u8], cluster: ClusterId, node: NodeId) -> Vec<u8> {
     let node = node.to_string();
-    let mut statement = [DISOWN, cluster.as_bytes()].concat();
+    let mut statement = [name, cluster.as_bytes()].concat();
     push(&mut statement, node.as_bytes());
     statement
 }
@@ -205,8 +236,18 @@ mod tests {
         let ca = SigningKey::generate();
         let (cluster, other) = (ClusterId::generate(), ClusterId::generate());
         let (a, b) = (NodeId::from_bytes([1; 16]), NodeId::from_bytes([2; 16]));
-        let order = disown(&ca, cluster, a);
-        assert!(check_disown(&order, &ca.public(), cluster, a).is_ok());
+        let order = disown(&ca, cluster, a, AfterRemoval::Wait);
+        let checked = check_disown(&order, &ca.public(), cluster, a);
+        assert_eq!(checked.ok(), Some(AfterRemoval::Wait));
+        let reset = disown(&ca, cluster, a, AfterRemoval::Reset);
+        let checked = check_disown(&reset, &ca.public(), cluster, a);
+        assert_eq!(checked.ok(), Some(AfterRemoval::Reset));
+        // Nobody but the CA makes one of the other.
+        let forged = DisownOrder {
+            reset_signature: order.signature.clone(),
+            ..order.clone()
+        };
+        assert!(check_disown(&forged, &ca.public(), cluster, a).is_err());
         assert!(check_disown(&order, &ca.public(), cluster, b).is_err());
         assert!(check_disown(&order, &ca.public(), other, a).is_err());
         let stranger = SigningKey::generate().public();

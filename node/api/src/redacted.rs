@@ -58,7 +58,7 @@ redacted_debug!(ClusterRegister {
 redacted_debug!(SealedConfiguration {
     shown: version, phase, enrolment_id, storage_security, tpm_usage, cluster_id, node_id,
         cluster_ca, owner_public_key, cold_start_policy, key_epoch, founding, network_config,
-        registering, recovery;
+        registering, recovery, reset;
     secret: node_unlock_key, join_key, node_key, cluster_unlock_key
 });
 

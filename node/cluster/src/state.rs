@@ -32,6 +32,7 @@ use hearth_api::private::{
     StoredCandidate, StoredCluster, StoredIntent, StoredJoins, StoredLiveness, StoredNode,
     StoredStatus, StoredTicket, StoredTombstone,
 };
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::settings;
 use hearth_api::v1::membership_change::Kind;
@@ -382,6 +383,8 @@ pub struct Tombstone {
     pub public_key: PublicKey,
     /// The key with which it joins after a boot.
     pub join_key: PublicKey,
+    /// What its machine is ordered to do.
+    pub afterwards: AfterRemoval,
 }
 
 impl Tombstone {
@@ -396,6 +399,10 @@ impl Tombstone {
             id: stored.id.parse().map_err(|e| wrong(format!("{e}")))?,
             public_key: key("public key", &stored.public_key)?,
             join_key: key("join key", &stored.join_key)?,
+            afterwards: match stored.reset {
+                false => AfterRemoval::Wait,
+                true => AfterRemoval::Reset,
+            },
         })
     }
 
@@ -406,6 +413,7 @@ impl Tombstone {
             id: self.id.to_string(),
             public_key: self.public_key.as_bytes().to_vec(),
             join_key: self.join_key.as_bytes().to_vec(),
+            reset: self.afterwards == AfterRemoval::Reset,
         }
         .encode_to_vec()
     }

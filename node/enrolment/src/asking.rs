@@ -19,7 +19,7 @@ use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject,
 };
-use hearth_api::proofs::{self, ProofError};
+use hearth_api::proofs::{self, AfterRemoval, ProofError};
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
 use hearth_api::v1::curator_client::CuratorClient;
@@ -157,7 +157,7 @@ pub enum Joined {
         settings: Option<UnlockSettings>,
     },
     /// The node was removed; the CA's order is verified.
-    Removed,
+    Removed(AfterRemoval),
 }
 
 /// The client for these calls. A node has one instance, so that all addresses are tried in turn,
@@ -266,8 +266,8 @@ impl CuratorCaller {
             Some(join_node_response::Answer::Disowned(order)) => {
                 let ca = ClusterCa::parse(&member.cluster_ca).map_err(AskError::Ca)?;
                 let (cluster, node) = (identity.cluster_id, identity.node_id);
-                proofs::check_disown(&order, &ca.public_key(), cluster, node)?;
-                Ok(Joined::Removed)
+                let checked = proofs::check_disown(&order, &ca.public_key(), cluster, node);
+                Ok(Joined::Removed(checked?))
             }
             None => Err(AskError::answer(CALL, "answer", "missing")),
         }

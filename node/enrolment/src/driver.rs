@@ -27,6 +27,7 @@ use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{BootstrapData, Founded, MemberData, TimeStatus};
 use hearth_host::layout::Root;
 use hearth_host::pki::{self, PkiError};
+use hearth_host::power::{Power, PowerRequest};
 use hearth_host::prover::Prover;
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::storage::upkeep::{self, Reporter};
@@ -74,6 +75,8 @@ pub struct Parts<M, A> {
     pub report: Reporter,
     /// The console of the machine.
     pub console: PathBuf,
+    /// Restarts the machine.
+    pub power: Power,
     /// Written: the member that waits for its key.
     pub waiting: event::Writer<Waiting>,
     /// Read: the key from the owner, for that member.
@@ -247,6 +250,15 @@ where
             Work::SaveCredentials(committed) => self.save_credentials(committed).await,
             Work::Unlock(member) => self.unlock(&member).await,
             Work::WipeDisowned(disowned) => self.wipe_disowned(disowned).await,
+            Work::EraseDisowned(disowned) => {
+                self.wipe_disowned(disowned).await?;
+                self.on_data(|data| data.erase()).await
+            }
+            Work::Restart => {
+                let who = "the cluster, which has reset this node";
+                self.power.ask(PowerRequest::Reboot, who);
+                std::future::pending().await
+            }
             Work::LoadCredentials(member) => self.load_credentials(member).await,
             Work::HandOver {
                 member,
@@ -516,8 +528,9 @@ where
 
     /// What a curator has answered, unless it is a key that does not open the data partition.
     async fn accept(&self, member: &Member, answer: Joined) -> Result<Option<Done>, Failure> {
-        let Joined::Admitted { key, directory, .. } = answer else {
-            return Ok(Some(Done::Removed));
+        let (key, directory) = match answer {
+            Joined::Admitted { key, directory, .. } => (key, directory),
+            Joined::Removed(afterwards) => return Ok(Some(Done::Removed(afterwards))),
         };
         let Some(volume) = member.identity.volume(Some(&key)) else {
             return Ok(None);

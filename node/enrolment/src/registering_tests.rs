@@ -68,6 +68,7 @@ impl Home {
             network: Network::default(),
             wipe: None,
             time_servers: Vec::new(),
+            install: None,
         }
     }
 
@@ -83,6 +84,7 @@ impl Home {
             node: Some(selector(key)),
             bypass_not_decommissioned: true,
             bypass_has_roles: true,
+            reset: false,
         };
         self.management.delete_node(request).await.unwrap();
     }

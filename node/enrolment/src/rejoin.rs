@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::console::Report;
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::UnlockSettings;
 use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
@@ -25,6 +26,7 @@ use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{Disowned, MemberData, Refusals, UnlockSettingsDigest};
 use hearth_host::layout::Root;
+use hearth_host::power::{Power, PowerRequest};
 use hearth_host::storage::upkeep::Reporter;
 
 use super::asking::{AskError, CuratorCaller, Joined};
@@ -51,6 +53,8 @@ pub struct Parts {
     pub asker: Arc<CuratorCaller>,
     /// Prints on the console.
     pub report: Reporter,
+    /// Restarts the machine.
+    pub power: Power,
     /// Minimum interval between two calls; see [`AT_MOST_EVERY`].
     pub at_most_every: Duration,
     /// Read: the member, after enrolment.
@@ -77,9 +81,18 @@ pub async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
         ended = parts.until_removed(&ctx) => ended?,
         () = ctx.cancelled() => return Ok(()),
     };
-    let reason = machine::disowned(&ended);
-    tracing::error!("disowned: waiting for {reason}");
-    (parts.report)(&Report::Waiting(reason));
+    match ended.afterwards {
+        AfterRemoval::Wait => {
+            let reason = machine::disowned(&ended);
+            tracing::error!("disowned: waiting for {reason}");
+            (parts.report)(&Report::Waiting(reason));
+        }
+        // The next boot destroys the rest.
+        AfterRemoval::Reset => {
+            let who = "the cluster, which has reset this node";
+            parts.power.ask(PowerRequest::Reboot, who);
+        }
+    }
     parts.disowned.set(Disowned);
     ctx.cancelled().await;
     Ok(())
@@ -99,7 +112,7 @@ enum RejoinError {
 /// What the cluster says about this node.
 enum Membership {
     /// It was removed.
-    Removed,
+    Removed(AfterRemoval),
     /// It is a member, and what it records of the cluster's settings has changed.
     Changed(Arc<Member>),
     /// It is a member, as far as is known.
@@ -131,7 +144,9 @@ impl Parts {
             let told = self.unlock_settings.get();
             let seen = self.refusals.get().unwrap_or_default();
             match self.membership(&member, &handed_over.directory).await {
-                Membership::Removed => return self.disown(member.into_disowned()).await,
+                Membership::Removed(afterwards) => {
+                    return self.disown(member.into_disowned(afterwards)).await;
+                }
                 Membership::Changed(changed) => member = self.record(changed).await?,
                 Membership::Same => {}
             }
@@ -162,7 +177,7 @@ impl Parts {
                         None => Membership::Same,
                     };
                 }
-                Ok(Joined::Removed) => return Membership::Removed,
+                Ok(Joined::Removed(afterwards)) => return Membership::Removed(afterwards),
                 Err(error) if is_final(&error) => {
                     tracing::warn!("membership is unconfirmed; not wiping: {}", chain(error));
                     return Membership::Same;

@@ -24,14 +24,15 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use hearth_api::certificates;
 use hearth_api::hosts::Host;
 use hearth_api::identity::{
     self, ClusterId, Identity, KeyError, NodeId, NodeKey, P256PublicKey, PublicKey, SigningKey,
     UserName,
 };
 use hearth_api::private::{StoredAuthorities, StoredAuthority};
+use hearth_api::proofs::{self, AfterRemoval};
 use hearth_api::v1::DisownOrder;
-use hearth_api::{certificates, proofs};
 use hearth_sys::files::{self, FileError};
 use prost::Message as _;
 use rcgen::{
@@ -369,8 +370,13 @@ impl Authority {
     }
 
     /// Signs an order to a node to wipe its keys. Valid only if signed by the cluster CA.
-    pub fn disown(&self, cluster: ClusterId, node: NodeId) -> DisownOrder {
-        proofs::disown(&self.key, cluster, node)
+    pub fn disown(
+        &self,
+        cluster: ClusterId,
+        node: NodeId,
+        afterwards: AfterRemoval,
+    ) -> DisownOrder {
+        proofs::disown(&self.key, cluster, node, afterwards)
     }
 
     fn issue(

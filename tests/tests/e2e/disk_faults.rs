@@ -219,6 +219,7 @@ async fn what_cannot_be_saved_is_not_acknowledged_and_made_good() -> Outcome {
         node: Some(cluster.node(2).selector()),
         bypass_not_decommissioned: true,
         bypass_has_roles: true,
+        reset: false,
     };
     retry_unavailable(|| cluster.owner().once().delete(request.clone())).await?;
     let vm = cluster.node(2).vm()?;

@@ -19,6 +19,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
         node: Some(cluster.node(2).selector()),
         bypass_not_decommissioned: true,
         bypass_has_roles: true,
+        reset: false,
     };
     retry_unavailable(|| cluster.owner().once().delete(request.clone())).await?;
     cluster.node(2).vm()?.failpoint(failpoint).await?;

@@ -3,7 +3,12 @@
 //! Some are not run by default; `cargo xtask test e2e membership --long` runs all of them.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::v1::{ClusterState, DeleteNodeRequest, NodeState, UpdateNodeRolesRequest, Wipe};
+use hearth_api::console::{Milestone, Report};
+use hearth_api::v1::{
+    ClusterState, DeleteNodeRequest, NodeState, StorageSecurityPolicy, UpdateNodeRolesRequest, Wipe,
+};
+use hearth_lab::formation::shown_key;
+use hearth_lab::tool;
 use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here, retry_unavailable};
 use tonic::{Code, Status};
 
@@ -242,5 +247,43 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;
     drop(cluster);
+    test.passed()
+}
+
+/// A machine that is reset destroys what it has, and registers as another node with the parameters that it still has.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_machine_that_is_reset_registers_as_another_node() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| {
+        Ok(plan.configured(|configuration| {
+            let policy = StorageSecurityPolicy::NeedsEncryption;
+            configuration.set_storage_security_policy(policy);
+        }))
+    })
+    .await?;
+    cluster.add_nodes(&[2]).await?;
+    let former = cluster.node(2).id().to_owned();
+    let hearthctl = cluster.hearthctl(&test).await?;
+    tool::run(&hearthctl.call(["node", "reset", &former])).await?;
+    // The second boot destroys the data, and the third one starts a new enrolment.
+    let vm = cluster.node(2).vm()?;
+    let (mut boot, mut key) = (0, None);
+    vm.wait_for_report("a key in the third boot", bounds::HOME, |report| {
+        match report {
+            Report::Reached(Milestone::Kernel, _) => boot += 1,
+            Report::Waiting(what) if boot == 3 => key = shown_key(what),
+            _ => {}
+        }
+        key.is_some()
+    })
+    .await?;
+    let key = key.context("no key")?;
+    let owner = cluster.owner().once().clone();
+    retry_unavailable(|| owner.approve(key.clone())).await?;
+    cluster.node(2).vm()?.home_in_boot(3).await?;
+    let known = cluster.cluster_status().await?.nodes;
+    let ids: Vec<_> = known.iter().map(|node| node.id.as_str()).collect();
+    ensure!(ids.len() == 2 && !ids.contains(&&*former), "{ids:?}");
     test.passed()
 }

@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::{NodeJoin, NodeState, NodeStatus, TpmUsage};
 use hearth_consensus::fenced::Write;
 
@@ -49,7 +50,7 @@ pub enum Joined {
     /// The node gets its cluster unlock key.
     Admitted(NodeId),
     /// The node is ordered to wipe its keys.
-    Disowned(NodeId),
+    Disowned(NodeId, AfterRemoval),
 }
 
 /// The records for the join key.
@@ -69,13 +70,15 @@ pub fn decide(join: &Join, found: Found) -> Result<Joined, Rejection> {
         if found.is_member {
             return Err(Rejection::MemberStill(tombstone.id));
         }
-        return Ok(Joined::Disowned(tombstone.id));
+        return Ok(Joined::Disowned(tombstone.id, tombstone.afterwards));
     }
     let Some(node) = found.node.filter(|node| node.join_key == *join_key) else {
         return Err(Rejection::UnknownJoinKey(*join_key));
     };
     match node.state {
-        NodeState::Decommissioned => return Ok(Joined::Disowned(node.id)),
+        NodeState::Decommissioned => {
+            return Ok(Joined::Disowned(node.id, AfterRemoval::Wait));
+        }
         NodeState::Up => {}
         state => {
             return Err(Rejection::State {
@@ -272,18 +275,21 @@ mod tests {
 
     #[test]
     fn a_deleted_node_keeps_its_log_as_long_as_it_is_a_member() {
-        let found = |is_member| Found {
+        let found = |is_member, afterwards| Found {
             node: None,
             tombstone: Some(Tombstone {
                 id: id(),
                 public_key: key(1),
                 join_key: key(2),
+                afterwards,
             }),
             is_member,
         };
-        let decide = |is_member| decide(&join("boot"), found(is_member));
-        assert_eq!(decide(true), Err(Rejection::MemberStill(id())));
-        assert_eq!(decide(false), Ok(Joined::Disowned(id())));
+        for afterwards in [AfterRemoval::Wait, AfterRemoval::Reset] {
+            let decide = |is_member| decide(&join("boot"), found(is_member, afterwards));
+            assert_eq!(decide(true), Err(Rejection::MemberStill(id())));
+            assert_eq!(decide(false), Ok(Joined::Disowned(id(), afterwards)));
+        }
     }
 
     #[test]
@@ -291,7 +297,7 @@ mod tests {
         let up = decide(&join("boot"), found(NodeState::Up));
         assert_eq!(up, Ok(Joined::Admitted(id())));
         let out = decide(&join("boot"), found(NodeState::Decommissioned));
-        assert_eq!(out, Ok(Joined::Disowned(id())));
+        assert_eq!(out, Ok(Joined::Disowned(id(), AfterRemoval::Wait)));
         let changed = Join {
             tpm_usage: TpmUsage::PresentAndUsed,
             ..join("boot")

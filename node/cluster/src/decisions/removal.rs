@@ -4,6 +4,7 @@
 //! when it joins again, and its join key stays reserved. The leader removes an etcd member that has
 //! no node record any more.
 
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::{NodeRoles, NodeState};
 use hearth_consensus::fenced::{Condition, Write};
 
@@ -27,14 +28,19 @@ pub struct Removal {
     pub leaves: bool,
 }
 
-/// Decides about a deletion.
-pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Rejection> {
+/// Decides about a deletion. A machine that is reset need not be decommissioned: it gets its order and destroys what it has.
+pub fn decide(
+    bypass: Bypass,
+    afterwards: AfterRemoval,
+    found: &FoundNode,
+) -> Result<Removal, Rejection> {
     let node = &found.full.content.node;
     let wanted = found.intent.as_ref().map(|intent| intent.content.wanted);
     let is_member = node.roles.consensus_member.is_some()
         || matches!(wanted, Some(Wanted::Join { member: Some(_) }));
     let has_roles = is_member || wanted.is_some() || node.roles != NodeRoles::default();
-    if node.state == NodeState::Up && !bypass.not_decommissioned {
+    let may_be_up = bypass.not_decommissioned || afterwards == AfterRemoval::Reset;
+    if node.state == NodeState::Up && !may_be_up {
         return Err(Rejection::NotDecommissioned(node.id));
     }
     if has_roles && !bypass.has_roles {
@@ -44,6 +50,7 @@ pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Rejection> {
         id: node.id,
         public_key: node.public_key,
         join_key: node.join_key,
+        afterwards,
     };
     let mut write = found
         .all_unchanged()

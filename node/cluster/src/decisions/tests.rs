@@ -7,6 +7,7 @@
 use std::net::Ipv4Addr;
 
 use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
 use hearth_api::v1::{NodeRoles, NodeState, StorageSecurity, TpmUsage};
 use proptest::prelude::*;
@@ -151,7 +152,9 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Rejectio
                 not_decommissioned: bypass,
                 has_roles: bypass,
             };
-            Ok(Some(removal::decide(bypass, &found(machine)?)?.write))
+            Ok(Some(
+                removal::decide(bypass, AfterRemoval::Wait, &found(machine)?)?.write,
+            ))
         }
         Request::Lead(machine, what) => Ok(lead(records, machine, what)),
     }

@@ -118,6 +118,7 @@ fn the_stored_form_of_nodes_stays() {
         id: id(),
         public_key: public_key(0x22),
         join_key: public_key(0x33),
+        afterwards: AfterRemoval::Wait,
     };
     let stored = stored_form!("etcd-tombstone.pb", tombstone.encode());
     let key = tombstone_key(id());

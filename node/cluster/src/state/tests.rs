@@ -154,6 +154,7 @@ fn intents_and_tombstones_read_back() {
         id: id(),
         public_key: SigningKey::from_seed([1; 32]).public(),
         join_key: SigningKey::from_seed([2; 32]).public(),
+        afterwards: AfterRemoval::Reset,
     };
     let key = tombstone_key(id());
     assert_eq!(Tombstone::decode(&key, &tombstone.encode()), Ok(tombstone));

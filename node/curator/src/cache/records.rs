@@ -392,6 +392,7 @@ fn owner(record: &Record) -> Result<Option<Versioned<NodeId>>, RecordError> {
 mod tests {
     use hearth_api::identity::{MeshSecret, SigningKey};
     use hearth_api::private::{StoredCluster, StoredNode};
+    use hearth_api::proofs::AfterRemoval;
     use hearth_cluster::state::Wanted;
     use prost::Message as _;
 
@@ -440,6 +441,7 @@ mod tests {
             id: id(),
             public_key: key_of(1),
             join_key: key_of(2),
+            afterwards: AfterRemoval::Wait,
         };
         let intent = Intent {
             node: id(),

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use hearth_api::identity::{Identity, PublicKey, SigningKey, Ticket, UserName};
 use hearth_api::private::{StoredCluster, StoredNode};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::{Node, NodeHealth, NodeJoin, NodeState};
 use hearth_cluster::state::{Intent, LivenessRecord, Tombstone};
 use hearth_consensus::Record;
@@ -107,6 +108,7 @@ fn what_is_not_about_nodes_is_found_until_it_is_gone() {
         id: id(2),
         public_key: key_of(2),
         join_key,
+        afterwards: AfterRemoval::Wait,
     };
     let intent = Intent {
         node: id(3),

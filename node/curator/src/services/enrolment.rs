@@ -302,11 +302,11 @@ impl Enrolment {
                 join.admission = self.attestation.admit(&join_key, proof)?;
                 self.admitted(id, &join).await?
             }
-            Joined::Disowned(id) => {
-                tracing::info!(node = %id, "removed node reconnected: sending disown order");
+            Joined::Disowned(id, afterwards) => {
+                tracing::info!(node = %id, ?afterwards, "removed node reconnected: sending disown order");
                 let cluster = self.core.cluster()?.content.id;
                 let authority = authorities::cluster(&self.core).await?;
-                join_node_response::Answer::Disowned(authority.disown(cluster, id))
+                join_node_response::Answer::Disowned(authority.disown(cluster, id, afterwards))
             }
         };
         Ok(JoinNodeResponse {

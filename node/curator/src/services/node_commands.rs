@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hearth_api::identity::{NodeId, PublicKey, Ticket};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::{
     ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
@@ -243,22 +244,26 @@ impl NodeCommands {
             not_decommissioned: request.bypass_not_decommissioned,
             has_roles: request.bypass_has_roles,
         };
+        let afterwards = match request.reset {
+            false => AfterRemoval::Wait,
+            true => AfterRemoval::Reset,
+        };
         let decide = || async {
             let Some(found) = self.find_undeleted(&wanted).await? else {
                 return Ok((wanted.id(), None));
             };
-            let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
+            let Removal { mut write, leaves } = removal::decide(bypass, afterwards, &found)?;
             if leaves && let Some(departure) = self.authorize_departure(&found).await? {
                 let Some(found) = self.find_undeleted(&wanted).await? else {
                     return Ok((wanted.id(), None));
                 };
-                write = departure.add_to(removal::decide(bypass, &found)?.write);
+                write = departure.add_to(removal::decide(bypass, afterwards, &found)?.write);
             }
             Ok((found.id(), Some(write)))
         };
         let (id, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, ?bypass, "node deleted");
+            tracing::info!(node = %id, ?bypass, ?afterwards, "node deleted");
         }
         // Later calls to this curator must not see the node.
         self.core.settle(revision).await;

@@ -4,10 +4,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use hearth_api::client::Endpoint;
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::{
-    DecommissionNodeRequest, DecommissionNodeResponse, Label, NodeSetting, NodeState,
-    UpdateNodeLabelsRequest, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, Label, NodeSetting,
+    NodeState, UpdateNodeLabelsRequest, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
     UpdateNodeSettingsRequest, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
@@ -283,6 +284,25 @@ async fn labels_are_set_and_taken_away_at_once() {
     world.stop().await;
 }
 
+/// A machine that is reset need not be decommissioned: it destroys what it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_reset_is_ordered_to_begin_anew() {
+    let world = World::new(quick()).await;
+    let machine = Machine::new();
+    machine.becomes_a_node(&world).await;
+    let request = DeleteNodeRequest {
+        node: machine.selector(),
+        reset: true,
+        ..Default::default()
+    };
+    let mut management = world.management().await;
+    let call = management.delete_node(request);
+    within_timeout("DeleteNode", call).await.unwrap();
+    let afterwards = machine.is_disowned(&world).await;
+    assert_eq!(afterwards, AfterRemoval::Reset);
+    world.stop().await;
+}
+
 /// Every curator ends the streams and the connection of a node that is deleted or decommissioned.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_removed_is_cut_off_everywhere() {
@@ -347,7 +367,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
     let record = full(&world, &retired).await;
     assert_eq!(record.node.state, NodeState::Decommissioned);
     assert!(record.unlock_key.is_none() && record.certificate.is_none());
-    retired.is_disowned(&world).await;
+    assert_eq!(retired.is_disowned(&world).await, AfterRemoval::Wait);
     let ticket = ticket(&world).await;
     let refused = retired.register(&world, &ticket).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
@@ -358,7 +378,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
         .unwrap();
     assert!(!again.pending);
     delete(&world, retired.selector(), false).await.unwrap();
-    retired.is_disowned(&world).await;
+    assert_eq!(retired.is_disowned(&world).await, AfterRemoval::Wait);
 
     // Nodes that were never UP are not decommissioned but deleted.
     let waiting = Machine::new();

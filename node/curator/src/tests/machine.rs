@@ -7,7 +7,7 @@ use hearth_api::client::{Channel, Endpoint};
 use hearth_api::identity::{
     ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, SigningKey, Ticket,
 };
-use hearth_api::proofs;
+use hearth_api::proofs::{self, AfterRemoval};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::join_node_response::Answer;
 use hearth_api::v1::{
@@ -144,14 +144,14 @@ impl Machine {
         Ok(within_timeout("JoinNode", call).await?.into_inner())
     }
 
-    /// Joins, and expects an order to wipe its keys that its cluster has signed.
-    pub(super) async fn is_disowned(&self, world: &World) {
+    /// Joins, and expects an order to wipe its keys that its cluster has signed; returns what it has to do then.
+    pub(super) async fn is_disowned(&self, world: &World) -> AfterRemoval {
         let Some(Answer::Disowned(order)) = self.join(world).await.unwrap().answer else {
             panic!("it is admitted");
         };
         let ca = world.ca().public_key();
         let checked = proofs::check_disown(&order, &ca, world.site.cluster_id, self.id());
-        checked.unwrap();
+        checked.unwrap()
     }
 
     /// Registers, is approved, and commits.
@@ -219,6 +219,7 @@ pub(super) async fn delete(
         node,
         bypass_not_decommissioned: bypass,
         bypass_has_roles: bypass,
+        reset: false,
     };
     let mut management = world.management().await;
     let call = management.delete_node(request);

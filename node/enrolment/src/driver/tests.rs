@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex as StdMutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::RecoveryKey;
 use hearth_api::testing::TestCurator;
 use hearth_api::tls::wall_clock;
@@ -49,6 +50,7 @@ pub(crate) struct Boot {
     pub(crate) member: event::Value<MemberData>,
     status: event::Value<EnrolmentStatus>,
     address: Option<event::Writer<IpAddr>>,
+    power: Power,
 }
 
 /// An address of this machine at which nobody listens.
@@ -125,6 +127,7 @@ impl Machine {
         let (waiting, waits) = event::value();
         let (owners_key_writer, owners_key) = event::value();
         let reports = Arc::new(StdMutex::new(Vec::new()));
+        let power = Power::default();
         let data = Arc::new(Mutex::new(DataPartition::new(
             self.files.rebooted(),
             self.root.data.clone(),
@@ -152,6 +155,7 @@ impl Machine {
                 Arc::new(move |report| reports.lock().unwrap().push(report.clone()))
             },
             console: self.console.clone(),
+            power: power.clone(),
             waiting,
             owners_key,
             address: address.clone(),
@@ -198,6 +202,7 @@ impl Machine {
             member,
             status,
             address: Some(address_writer),
+            power,
         }
     }
 
@@ -463,19 +468,25 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
     );
 }
 
-/// The keys are wiped, then the power is cut: the next boot wipes the rest and reports it.
-#[tokio::test]
-async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
+/// A machine that is off, and has founded a cluster.
+async fn insecure_member() -> (Machine, Arc<Member>) {
     let machine = Machine::new();
     let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
     boot.settled().await;
     boot.off().await;
-    let Sealed::Member(member) = machine.sealed() else {
-        panic!("not a member");
-    };
+    match machine.sealed() {
+        Sealed::Member(member) => (machine, member),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The keys are wiped, then the power is cut: the next boot wipes the rest and reports it.
+#[tokio::test]
+async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
+    let (machine, member) = insecure_member().await;
     disowning::seal(
         &SealedStore::new(&machine.root.esp, None),
-        member.into_disowned(),
+        member.into_disowned(AfterRemoval::Wait),
     )
     .unwrap();
     let key = machine.root.data.node().credentials().key();
@@ -493,6 +504,29 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
         assert!(!key.exists() && !machine.root.data.etcd().path().exists());
         assert!(matches!(machine.sealed(), Sealed::Disowned(_)));
     }
+}
+
+/// The order to reset it was recorded, then the power was cut: the next boot destroys everything, and the one after that enrols.
+#[tokio::test]
+async fn a_machine_that_is_reset_enrols_like_a_new_one() {
+    let (machine, member) = insecure_member().await;
+    let store = || SealedStore::new(&machine.root.esp, None);
+    disowning::seal(&store(), member.into_disowned(AfterRemoval::Reset)).unwrap();
+    let key = machine.root.data.node().credentials().key();
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
+    let asked = within_timeout("a restart", boot.power.asked()).await;
+    assert_eq!(asked, PowerRequest::Reboot);
+    boot.becomes(State::Disowning).await;
+    assert!(!key.exists());
+    boot.off().await;
+    let stored = store().load().unwrap();
+    assert!(matches!(stored, Stored::Absent), "{stored:?}");
+    assert_eq!(machine.header(), HeaderState::Blank);
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.settled().await;
+    boot.off().await;
+    let enrolment = machine.sealed().enrolment_id();
+    assert_ne!(enrolment, member.identity.enrolment_id);
 }
 
 /// FAULTS 11: with bootstrap parameters present.

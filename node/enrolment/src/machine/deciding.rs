@@ -1,9 +1,12 @@
 //! The decision at boot, from what is on the disk.
 
+use hearth_api::proofs::AfterRemoval;
 use hearth_host::storage::header::HeaderState;
 
 use super::refusals::{how_to_discard, locked, orphaned};
-use super::{DiskState, ParametersInput, SealedState, State, founding, joining, registering};
+use super::{
+    DiskState, ParametersInput, ResetStep, SealedState, State, founding, joining, registering,
+};
 use crate::sealed::{Sealed, Stored};
 
 /// The first state for this disk.
@@ -18,7 +21,12 @@ pub(super) fn decide(input: &ParametersInput, inspection: DiskState) -> State {
             Sealed::Registering(registering) => registering::go_on(input, registering, &header),
             Sealed::Member(member) => joining::go_on(member, &header),
             // Final, whatever is on the data partition and in the parameters.
-            Sealed::Disowned(disowned) => State::Disowning(disowned),
+            Sealed::Disowned(disowned) => match disowned.afterwards {
+                AfterRemoval::Wait => State::Disowning(disowned),
+                AfterRemoval::Reset => {
+                    State::Resetting(disowned, ResetStep::after(&disowned, &header))
+                }
+            },
         },
         SealedState::Stored(stored) => match header {
             HeaderState::Blank => State::begin(input),

@@ -1,4 +1,4 @@
-//! How a member rejoins its cluster, and what is shown after its removal.
+//! How a member rejoins its cluster, and what becomes of it after its removal.
 
 use std::sync::Arc;
 
@@ -33,6 +33,35 @@ pub(super) fn go_on(member: Arc<Member>, header: &HeaderState) -> State {
 /// Asks the cluster for the key. `waits` is why it has not returned it yet, by its last answer.
 pub(super) fn unlocking(member: Arc<Member>, waits: Option<String>) -> State {
     State::Unlocking { member, waits }
+}
+
+/// How far a reset is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetStep {
+    /// Destroys what is on the data partition.
+    Data,
+    /// Erases the sealed configuration.
+    Sealed,
+    /// Nothing is left: restarts.
+    Restart,
+}
+
+impl ResetStep {
+    /// What a reset has not done yet. A data partition of others stays.
+    pub(super) fn after(disowned: &Disowned, header: &HeaderState) -> Self {
+        match header {
+            HeaderState::Header(header) if header.owner == disowned.data_owner() => Self::Data,
+            HeaderState::Unfinished => Self::Data,
+            HeaderState::Header(_) | HeaderState::Blank | HeaderState::Foreign(_) => Self::Sealed,
+        }
+    }
+
+    pub(super) const fn next(self) -> Self {
+        match self {
+            Self::Data => Self::Sealed,
+            Self::Sealed | Self::Restart => Self::Restart,
+        }
+    }
 }
 
 /// What a removed node is waiting for, and what an operator can do.

@@ -16,7 +16,8 @@
 //!                                ├─► Unlocking ─► Mounting       ▼          ▼
 //!                                │       │           └─► Loading… ─► HandingOver ─► Settled
 //!                                │       └─► SavingDisowned ─┐
-//!                                └─► Disowning ◄─────────────┘ ─► Disowned
+//!                                ├─► Disowning ◄─────────────┤ ─► Disowned
+//!                                └─► Resetting ◄─────────────┘ ─► (restart)
 //! ```
 //!
 //! [`founding`] and [`registering`] have the steps within their states, [`joining`] and
@@ -33,7 +34,9 @@
 //!   data partition that does not exist.
 //! - HOME is announced after the MEMBER configuration is durable, and that is saved after the
 //!   credentials.
-//! - Only a verified order leads to DISOWNED, and only a wipe token leads away from it.
+//! - Only a verified order leads to DISOWNED, and only a wipe token, or the same order, leads away from it.
+//! - A reset destroys the data partition first and the DISOWNED configuration last, so that it is continued after a power cut.
+//!   The machine restarts then: the state DISOWNING is final for a boot.
 //! - An event that does not belong to the work in progress changes nothing.
 
 mod deciding;
@@ -48,6 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::identity::{ClusterUnlockKey, NodeCredentials, PublicKey};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::console::WrappedRecordKey;
 use hearth_api::v1::ClusterDirectory;
 use hearth_host::cluster_state::EnrolmentPhase;
@@ -59,7 +63,7 @@ use super::sealed::{Disowned, Founding, Member, Registering, Sealed};
 
 pub use founding::FoundingStep;
 pub use input::{Committed, DiskState, Failure, Keys, ParametersInput, SealedState};
-pub use joining::disowned;
+pub use joining::{ResetStep, disowned};
 pub use registering::{AnsweredRegistration, Approval, AskingStep, EnteringStep, Reply};
 
 /// Distinguishes the result of the work in progress from late ones.
@@ -98,7 +102,7 @@ pub enum Done {
     Unlocked(ClusterUnlockKey, Option<Arc<ClusterDirectory>>),
     /// Result of [`Work::Unlock`]: the cluster CA has ordered the node to leave, and the order is
     /// verified.
-    Removed,
+    Removed(AfterRemoval),
 }
 
 /// A task for the driver. Each may be repeated after it was done, in part or as a whole.
@@ -144,6 +148,10 @@ pub enum Work {
     Unlock(Arc<Member>),
     /// Remove the data of a disowned node from its data partition.
     WipeDisowned(Disowned),
+    /// The same, and then erase the header of the data partition.
+    EraseDisowned(Disowned),
+    /// Reboot the machine.
+    Restart,
     /// Read the credentials from the data partition.
     LoadCredentials(Arc<Member>),
     /// Hand the member over to the role server.
@@ -181,6 +189,8 @@ impl fmt::Display for Work {
             Self::SaveCredentials(_) => "save the node's credentials",
             Self::Unlock(_) => "get the unlock key from the cluster",
             Self::WipeDisowned(_) => "wipe the disowned node's data",
+            Self::EraseDisowned(_) => "destroy the disowned node's data",
+            Self::Restart => "restart the machine",
             Self::LoadCredentials(_) => "read the node's credentials",
             Self::HandOver { .. } => "hand over to the role server",
         })
@@ -318,6 +328,8 @@ pub enum State {
     SavingDisowned(Disowned),
     /// The cluster has removed it; wipes its data.
     Disowning(Disowned),
+    /// The cluster has removed it, and has ordered a reset.
+    Resetting(Disowned, ResetStep),
     /// The cluster has removed it, and everything is wiped.
     Disowned(Disowned),
     /// See [`EnrolmentStatus::Refused`].
@@ -400,6 +412,12 @@ impl State {
             },
             Self::SavingDisowned(disowned) => Work::SaveSealed(Sealed::Disowned(*disowned)),
             Self::Disowning(disowned) => Work::WipeDisowned(*disowned),
+            Self::Resetting(disowned, ResetStep::Data) => Work::EraseDisowned(*disowned),
+            Self::Resetting(_, ResetStep::Sealed) => Work::Wipe {
+                sealed: true,
+                data: false,
+            },
+            Self::Resetting(_, ResetStep::Restart) => Work::Restart,
             Self::Disowned(_) | Self::Refused(_) | Self::Settled => return None,
         })
     }
@@ -600,7 +618,7 @@ impl Machine {
 
     fn enter(mut self, state: State) -> (Self, Vec<Action>) {
         let mut actions = Vec::new();
-        if matches!(state, State::Disowning(_)) {
+        if matches!(state, State::Disowning(_) | State::Resetting(..)) {
             actions.push(Action::Announce(EnrolmentPhase::Disowned));
         }
         self.turn = RequestId(self.turn.0 + 1);
@@ -702,8 +720,8 @@ impl Machine {
                     None => return Err("internal error: the unlock key opens no volume".into()),
                 }
             }
-            (State::Unlocking { member, .. }, Done::Removed) => {
-                State::SavingDisowned(member.into_disowned())
+            (State::Unlocking { member, .. }, Done::Removed(afterwards)) => {
+                State::SavingDisowned(member.into_disowned(afterwards))
             }
             (
                 State::Mounting {
@@ -720,7 +738,13 @@ impl Machine {
                 }
             }
             (State::HandingOver { .. }, Done::Plain) => State::Settled,
-            (State::SavingDisowned(disowned), Done::Plain) => State::Disowning(*disowned),
+            (State::SavingDisowned(disowned), Done::Plain) => match disowned.afterwards {
+                AfterRemoval::Wait => State::Disowning(*disowned),
+                AfterRemoval::Reset => State::Resetting(*disowned, ResetStep::Data),
+            },
+            (State::Resetting(disowned, step), Done::Plain) => {
+                State::Resetting(*disowned, step.next())
+            }
             (State::Disowning(disowned), Done::Plain) => State::Disowned(*disowned),
             (_, done) => return Err(misplaced(&done)),
         }))
@@ -747,7 +771,7 @@ fn misplaced(done: &Done) -> String {
         Done::Answered(_) => "registration reply",
         Done::Committed(_) => "commit",
         Done::Unlocked(..) => "unlock key",
-        Done::Removed => "removal",
+        Done::Removed(_) => "removal",
     };
     format!("internal error: result ({what}) does not match the work in progress")
 }

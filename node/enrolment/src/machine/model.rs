@@ -224,9 +224,13 @@ impl Seat {
     fn rejoin(&mut self, cluster: &Cluster) {
         if let Stored::Sealed(Sealed::Member(member)) = &self.world.sealed
             && matches!(self.machine.state(), State::Settled)
-            && matches!(cluster.join(member), Ok(Done::Removed))
+            && let Ok(Done::Removed(afterwards)) = cluster.join(member)
         {
-            self.world.sealed = Stored::Sealed(Sealed::Disowned(member.into_disowned()));
+            let disowned = member.into_disowned(afterwards);
+            self.world.sealed = Stored::Sealed(Sealed::Disowned(disowned));
+            if afterwards == AfterRemoval::Reset {
+                self.boot();
+            }
         }
     }
 
@@ -253,6 +257,8 @@ enum Op {
     Wipe(usize),
     Approve(usize),
     Delete(usize),
+    /// An operator deletes a node and has its machine reset.
+    Reset(usize),
     Decommission(usize),
     Rotate,
     /// The cluster loses a node, as by a restored backup.
@@ -273,6 +279,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => machine.clone().prop_map(Op::Tell),
         1 => machine.clone().prop_map(Op::Wipe),
         1 => machine.clone().prop_map(Op::Delete),
+        1 => machine.clone().prop_map(Op::Reset),
         1 => machine.clone().prop_map(Op::Decommission),
         1 => machine.prop_map(Op::Forget),
         1 => Just(Op::Rotate),
@@ -328,6 +335,7 @@ impl Model {
             }
             Op::Approve(machine) => self.on_record(machine, Cluster::approve),
             Op::Delete(machine) => self.on_record(machine, Cluster::delete),
+            Op::Reset(machine) => self.on_record(machine, Cluster::reset),
             Op::Decommission(machine) => self.on_record(machine, Cluster::decommission),
             Op::Forget(machine) => {
                 if let Some(id) = self.seats[machine].node_id()

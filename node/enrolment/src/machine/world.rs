@@ -346,6 +346,20 @@ impl World {
                     content.credentials = false;
                 }
             }
+            Work::EraseDisowned(disowned) => {
+                assert_eq!(rank(&self.sealed), 4, "erased before it is disowned");
+                assert_eq!(self.enrolment(), disowned.enrolment_id.as_bytes()[0]);
+                if during != Some(0)
+                    && let FileSystem::Made(content) = &mut self.files
+                {
+                    content.credentials = false;
+                }
+                if during.is_none() {
+                    self.header = HeaderState::Blank;
+                    self.files = FileSystem::None;
+                }
+            }
+            Work::Restart => unreachable!("whoever performs it starts the machine again"),
             Work::LoadCredentials(_) => {
                 let enrolment = self.enrolment();
                 assert!(self.content().credentials);
@@ -482,7 +496,8 @@ pub(super) struct Cluster {
     pub(super) ticket: u8,
     pub(super) nodes: BTreeMap<NodeId, Record>,
     /// The join keys of deleted nodes.
-    pub(super) tombstones: BTreeMap<NodeId, PublicKey>,
+    /// The join key, and what the machine is ordered to do.
+    pub(super) tombstones: BTreeMap<NodeId, (PublicKey, AfterRemoval)>,
 }
 
 /// The CA of the reference cluster.
@@ -510,6 +525,7 @@ impl Cluster {
             network: Network::default(),
             wipe: wipe.map(|enrolment| EnrolmentId::from_bytes([enrolment; 16])),
             time_servers: Vec::new(),
+            install: None,
         }))
     }
 
@@ -588,15 +604,16 @@ impl Cluster {
 
     pub(super) fn join(&self, member: &Member) -> Result<Done, Failure> {
         let key = member.identity.join_key.public();
-        if self.tombstones.values().any(|deleted| *deleted == key) {
-            return Ok(Done::Removed);
+        let mut tombstones = self.tombstones.values();
+        if let Some((_, afterwards)) = tombstones.find(|(deleted, _)| *deleted == key) {
+            return Ok(Done::Removed(*afterwards));
         }
         let mut nodes = self.nodes.values();
         match nodes.find(|record| record.join_key == key) {
             None => Err(Failure::Denied("unknown node".into())),
             Some(record) => match (record.state, &record.cluster_unlock_key) {
                 (NodeState::Up, Some(key)) => Ok(Done::Unlocked(key.clone(), None)),
-                (NodeState::Decommissioned, _) => Ok(Done::Removed),
+                (NodeState::Decommissioned, _) => Ok(Done::Removed(AfterRemoval::Wait)),
                 _ => Err(Failure::Denied("not up".into())),
             },
         }
@@ -612,8 +629,16 @@ impl Cluster {
     }
 
     pub(super) fn delete(&mut self, id: NodeId) {
+        self.remove(id, AfterRemoval::Wait);
+    }
+
+    pub(super) fn reset(&mut self, id: NodeId) {
+        self.remove(id, AfterRemoval::Reset);
+    }
+
+    fn remove(&mut self, id: NodeId, afterwards: AfterRemoval) {
         if let Some(record) = self.nodes.remove(&id) {
-            self.tombstones.insert(id, record.join_key);
+            self.tombstones.insert(id, (record.join_key, afterwards));
         }
     }
 
@@ -677,6 +702,9 @@ impl World {
         work: &Work,
         fault: Option<Fault>,
     ) -> Option<Event> {
+        if matches!(work, Work::Restart) {
+            return None;
+        }
         let injected = || Some(Event::Failed(turn, Failure::Again("injected".into())));
         match fault {
             None => {}

@@ -50,6 +50,7 @@ impl Node {
         let (recorded_writer, recorded) = event::value();
         let (disowned_writer, disowned) = event::value();
         let reports = Arc::new(Mutex::new(Vec::new()));
+        let power = Power::default();
         let parts = Arc::new(Parts {
             root: self.machine.root.clone(),
             sealed: self.sealed.clone(),
@@ -59,6 +60,7 @@ impl Node {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.to_string()))
             },
+            power: power.clone(),
             at_most_every: Duration::from_millis(20),
             member,
             refusals,
@@ -84,6 +86,7 @@ impl Node {
             recorded,
             disowned,
             reports,
+            power,
         }
     }
 
@@ -113,6 +116,7 @@ struct Running {
     recorded: event::Value<UnlockSettings>,
     disowned: event::Value<Disowned>,
     reports: Arc<Mutex<Vec<String>>>,
+    power: Power,
 }
 
 impl Running {
@@ -213,19 +217,36 @@ async fn unknown_wipes_nothing() {
     home.world.stop().await;
 }
 
-/// The keys are wiped, and the power fails before the rest is.
-#[tokio::test]
-async fn what_is_half_disowned_is_completed_without_the_cluster() {
+/// A node whose sealed configuration has no keys any more, with everything else as it was. Its cluster is gone.
+async fn half_disowned(afterwards: AfterRemoval) -> Node {
     let mut home = Home::new().await;
     let node = Node::new(&mut home).await;
     home.world.stop().await;
     let Sealed::Member(member) = node.machine.sealed() else {
         panic!("{:?}", node.machine.sealed());
     };
-    disowning::seal(&node.sealed, member.into_disowned()).unwrap();
+    disowning::seal(&node.sealed, member.into_disowned(afterwards)).unwrap();
     assert!(!node.is_wiped());
+    node
+}
+
+/// The keys are wiped, and the power fails before the rest is.
+#[tokio::test]
+async fn what_is_half_disowned_is_completed_without_the_cluster() {
+    let node = half_disowned(AfterRemoval::Wait).await;
     let running = node.start();
     running.disowned().await;
+    assert!(node.is_wiped());
+    running.supervisor.shutdown().await;
+}
+
+/// What cannot be destroyed while it is in use, the next boot destroys.
+#[tokio::test]
+async fn a_node_that_is_reset_wipes_its_keys_and_restarts() {
+    let node = half_disowned(AfterRemoval::Reset).await;
+    let running = node.start();
+    let asked = within_timeout("a restart", running.power.asked()).await;
+    assert_eq!(asked, PowerRequest::Reboot);
     assert!(node.is_wiped());
     running.supervisor.shutdown().await;
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hearth_api::identity::{JoinKey, NodeKey, PublicKey};
 use hearth_api::manifests::Manifest;
 use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::RecoveryRecipient;
 use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
 use hearth_parameters::{ClusterSeed, Network};
@@ -78,6 +79,7 @@ impl Sealed {
                 enrolment_id: disowned.enrolment_id.as_bytes().to_vec(),
                 cluster_id: disowned.cluster_id.as_bytes().to_vec(),
                 node_id: disowned.node_id.to_string(),
+                reset: disowned.afterwards == AfterRemoval::Reset,
                 ..SealedConfiguration::default()
             },
         }
@@ -174,6 +176,9 @@ fn parse(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
             format!("{VERSION}"),
             message.version,
         ));
+    }
+    if message.reset && message.phase() != EnrolmentPhase::Disowned {
+        return Err(SealedError::content("reset", "none before DISOWNED", true));
     }
     match message.phase() {
         EnrolmentPhase::Founding => parse_founding(message),
@@ -395,5 +400,9 @@ fn parse_disowned(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
         enrolment_id: field("enrolment_id", message.enrolment_id[..].try_into())?,
         cluster_id: field("cluster_id", message.cluster_id[..].try_into())?,
         node_id: field("node_id", message.node_id.parse())?,
+        afterwards: match message.reset {
+            false => AfterRemoval::Wait,
+            true => AfterRemoval::Reset,
+        },
     }))
 }

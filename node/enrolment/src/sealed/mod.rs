@@ -15,6 +15,7 @@ use std::sync::Arc;
 use hearth_api::identity::{
     ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket,
 };
+use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::{self, RecoveryRecipient, UnlockSettings, WrappedFor, WrappedKey};
 use hearth_api::v1::{
     ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage,
@@ -164,6 +165,8 @@ pub struct Disowned {
     pub cluster_id: ClusterId,
     /// ID of the former node.
     pub node_id: NodeId,
+    /// What its machine does then.
+    pub afterwards: AfterRemoval,
 }
 
 /// The sealed configuration, by phase.
@@ -405,8 +408,9 @@ impl Member {
     }
 
     /// The IDs that remain after the cluster has removed the node.
-    pub fn into_disowned(&self) -> Disowned {
+    pub fn into_disowned(&self, afterwards: AfterRemoval) -> Disowned {
         Disowned {
+            afterwards,
             enrolment_id: self.identity.enrolment_id,
             cluster_id: self.identity.cluster_id,
             node_id: self.identity.node_id,

@@ -263,7 +263,7 @@ fn the_stored_form_stays() {
         &stored_form!("sealed-member-recoverable.pb", sealed.encode()),
         &sealed,
     );
-    let sealed = Sealed::Disowned(member().into_disowned());
+    let sealed = Sealed::Disowned(member().into_disowned(AfterRemoval::Wait));
     read(
         &stored_form!("sealed-disowned.pb", sealed.encode()),
         &sealed,
@@ -367,7 +367,7 @@ fn the_stored_slots_stay() {
     let sealed = Sealed::Member(Arc::new(member()));
     let written = saved(&root, &store, &sealed);
     load(&stored_form!("sealed-2-member.slot", written), &sealed);
-    let sealed = Sealed::Disowned(member().into_disowned());
+    let sealed = Sealed::Disowned(member().into_disowned(AfterRemoval::Wait));
     let written = saved(&root, &store, &sealed);
     load(&stored_form!("sealed-3-disowned.slot", written), &sealed);
 

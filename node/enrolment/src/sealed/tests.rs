@@ -42,7 +42,7 @@ fn all_phases() -> Vec<Sealed> {
         ..Founding::clone(&founding)
     };
     let member = founding.into_member(ca());
-    let disowned = member.into_disowned();
+    let disowned = member.into_disowned(AfterRemoval::Wait);
     vec![
         Sealed::Member(Arc::new(member)),
         Sealed::Founding(founding),
@@ -114,7 +114,7 @@ fn a_disowned_node_keeps_no_key() {
     let place = place();
     let founding = founding(1, StorageSecurity::Encrypted);
     let member = founding.into_member(ca());
-    let disowned = member.into_disowned();
+    let disowned = member.into_disowned(AfterRemoval::Reset);
     place.store.save(&Sealed::Member(Arc::new(member))).unwrap();
     place.store.save(&Sealed::Disowned(disowned)).unwrap();
     for path in place.root.esp.sealed_configuration().paths() {

@@ -131,7 +131,9 @@ fn operate(records: &mut Records, event: Event) {
             let Some(found) = records.find(id(node)) else {
                 return;
             };
-            removal::decide(bypass, &found).unwrap().write
+            removal::decide(bypass, AfterRemoval::Wait, &found)
+                .unwrap()
+                .write
         }
         Event::Role(node, held) => {
             let Some(found) = records.find(id(node)) else {

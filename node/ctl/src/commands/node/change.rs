@@ -67,8 +67,13 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
                 node: selector(&node),
                 bypass_not_decommissioned,
                 bypass_has_roles,
+                reset: false,
             };
             change.delete(&node, request, sure).await
+        }
+        Node::Reset { which, sure } => {
+            let node = change.find(&which.node).await?;
+            change.reset(&node, sure).await
         }
         // The other commands do not change records.
         Node::List { .. }
@@ -305,6 +310,33 @@ impl Change<'_> {
                 Err(Failure::call(what, status).advise(format!(
                     "run `hearthctl node decommission {} --wait` first; if the machine is lost, \
                      use --bypass-not-decommissioned and --bypass-has-roles",
+                    node.id
+                )))
+            }
+            Err(status) => Err(Failure::call(what, status)),
+        }
+    }
+
+    async fn reset(&self, node: &v1::Node, sure: Confirm) -> Result<(), Failure> {
+        let consequence = "its record is deleted, and its connections are closed at once; its machine destroys its data \
+                           when it next contacts the cluster, and restarts like a new one";
+        warn(node, "reset", consequence, sure)?;
+        let what = format!("reset {}", node.id);
+        let request = DeleteNodeRequest {
+            node: selector(node),
+            reset: true,
+            ..Default::default()
+        };
+        let mut management = self.management();
+        let call = management.delete_node(request);
+        match within(self.global.timeout, call).await {
+            Ok(_) => print(&format!(
+                "{} deleted; its machine is ordered to destroy its data\n",
+                output::safe(&node.id)
+            )),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Err(Failure::call(what, status).advise(format!(
+                    "remove its roles first: `hearthctl node role remove {} ROLE --wait`",
                     node.id
                 )))
             }
