@@ -300,45 +300,50 @@ impl Change<'_> {
         if request.bypass_not_decommissioned {
             warn(node, "delete", consequence, sure)?;
         }
+        let advice = format!(
+            "run `hearthctl node decommission {} --wait` first; if the machine is lost, \
+             use --bypass-not-decommissioned and --bypass-has-roles",
+            node.id
+        );
         let what = format!("delete {}", node.id);
-        let mut management = self.management();
-        let call = management.delete_node(request);
-        let answer = within(self.global.timeout, call).await;
-        match answer {
-            Ok(_) => print(&format!("{} deleted\n", output::safe(&node.id))),
-            Err(status) if status.code() == Code::FailedPrecondition => {
-                Err(Failure::call(what, status).advise(format!(
-                    "run `hearthctl node decommission {} --wait` first; if the machine is lost, \
-                     use --bypass-not-decommissioned and --bypass-has-roles",
-                    node.id
-                )))
-            }
-            Err(status) => Err(Failure::call(what, status)),
-        }
+        self.remove(request, what, advice).await?;
+        print(&format!("{} deleted\n", output::safe(&node.id)))
     }
 
     async fn reset(&self, node: &v1::Node, sure: Confirm) -> Result<(), Failure> {
         let consequence = "its record is deleted, and its connections are closed at once; its machine destroys its data \
                            when it next contacts the cluster, and restarts like a new one";
         warn(node, "reset", consequence, sure)?;
-        let what = format!("reset {}", node.id);
         let request = DeleteNodeRequest {
             node: selector(node),
             reset: true,
             ..Default::default()
         };
+        let advice = format!(
+            "remove its roles first: `hearthctl node role remove {} ROLE --wait`",
+            node.id
+        );
+        let what = format!("reset {}", node.id);
+        self.remove(request, what, advice).await?;
+        print(&format!(
+            "{} deleted; its machine is ordered to destroy its data\n",
+            output::safe(&node.id)
+        ))
+    }
+
+    /// Deletes a node. The advice is for one that may not be deleted as it is.
+    async fn remove(
+        &self,
+        request: DeleteNodeRequest,
+        what: String,
+        advice: String,
+    ) -> Result<(), Failure> {
         let mut management = self.management();
         let call = management.delete_node(request);
         match within(self.global.timeout, call).await {
-            Ok(_) => print(&format!(
-                "{} deleted; its machine is ordered to destroy its data\n",
-                output::safe(&node.id)
-            )),
+            Ok(_) => Ok(()),
             Err(status) if status.code() == Code::FailedPrecondition => {
-                Err(Failure::call(what, status).advise(format!(
-                    "remove its roles first: `hearthctl node role remove {} ROLE --wait`",
-                    node.id
-                )))
+                Err(Failure::call(what, status).advise(advice))
             }
             Err(status) => Err(Failure::call(what, status)),
         }
