@@ -418,19 +418,24 @@ impl Cluster {
         etcd.write(write.delete(state::REPLACED)).await.unwrap();
     }
 
-    /// Waits until the curators know which member is damaged on a node.
-    async fn knows_damage(&self, number: usize) {
+    /// Waits until the curators have such a report of a node.
+    async fn reported(&self, number: usize, what: &str, is_it: impl Fn(&NodeStatus) -> bool) {
         let id = self.nodes[number].id().to_string();
-        let is_damaged = |node: &WireNode| {
-            let status = node.status.as_ref();
-            node.id == id && status.is_some_and(|status| status.damaged_member_id.is_some())
-        };
-        within_timeout("a report of the damage", async {
-            while !self.records().await.iter().any(is_damaged) {
+        let is_reported =
+            |node: &WireNode| node.id == id && node.status.as_ref().is_some_and(&is_it);
+        within_timeout(what, async {
+            while !self.records().await.iter().any(is_reported) {
                 tokio::time::sleep(LOOK).await;
             }
         })
         .await;
+    }
+
+    /// Waits until the curators know which member is damaged on a node.
+    async fn knows_damage(&self, number: usize) {
+        let is_damaged = |status: &NodeStatus| status.damaged_member_id.is_some();
+        self.reported(number, "a report of the damage", is_damaged)
+            .await;
     }
 
     /// Waits until the member on a node is another one than this.

@@ -44,22 +44,11 @@ fn copy(from: &Path, to: &Path) {
 impl Cluster {
     /// Waits until curators know that a node has started etcd so often.
     async fn knows_starts(&self, number: usize, count: u64) {
-        let id = self.nodes[number].id().to_string();
-        let starts = |node: &WireNode| node.status.as_ref()?.etcd_starts;
-        within_timeout("starts", async {
-            loop {
-                let nodes = self.records().await;
-                let node = nodes.iter().find(|node| node.id == id);
-                if node
-                    .and_then(starts)
-                    .is_some_and(|starts| starts.count == count)
-                {
-                    return;
-                }
-                tokio::time::sleep(LOOK).await;
-            }
-        })
-        .await;
+        let has_counted = |status: &NodeStatus| {
+            let starts = status.etcd_starts.as_ref();
+            starts.is_some_and(|starts| starts.count == count)
+        };
+        self.reported(number, "starts", has_counted).await;
     }
 
     /// Waits until a node has refused to start etcd, and checks that it does not run.
