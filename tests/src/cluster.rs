@@ -81,6 +81,19 @@ impl Machines {
         count: u16,
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
+        Self::install_in(test, &NetworkOptions::default(), count, planned).await
+    }
+
+    /// The same in a network with these options.
+    ///
+    /// # Errors
+    /// If one cannot be configured or installed.
+    pub async fn install_in(
+        test: &TestCtx,
+        options: &NetworkOptions,
+        count: u16,
+        planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
+    ) -> anyhow::Result<Self> {
         let plans = usual(test, count).into_iter().zip(1..);
         let plans: Vec<Plan<'_>> = plans
             .map(|(plan, number)| planned(number, plan))
@@ -90,7 +103,7 @@ impl Machines {
             true => Occupant::Kubernetes,
             false => Occupant::Cluster,
         })?;
-        installed(test, plans).await
+        installed(test, options, plans).await
     }
 }
 
@@ -120,7 +133,7 @@ impl Cluster {
         let Machines {
             mut members,
             network,
-        } = installed(test, usual(test, nodes)).await?;
+        } = installed(test, &NetworkOptions::default(), usual(test, nodes)).await?;
         for (index, member) in members.iter_mut().enumerate() {
             saved.restore(index, member).await?;
             member.start().await?;
@@ -649,14 +662,17 @@ fn usual(test: &TestCtx, nodes: u16) -> Vec<Plan<'_>> {
     names.map(|name| test.node(&name)).collect()
 }
 
-async fn installed(test: &TestCtx, plans: Vec<Plan<'_>>) -> anyhow::Result<Machines> {
-    let options = NetworkOptions::default();
+async fn installed(
+    test: &TestCtx,
+    options: &NetworkOptions,
+    plans: Vec<Plan<'_>>,
+) -> anyhow::Result<Machines> {
     let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));
     let network =
         Network::start(switch, &folder, options.clone(), Lifetime::KillWithParent).await?;
     let mut members = Vec::new();
     for (plan, number) in plans.into_iter().zip(1..) {
-        let member = Member::install(plan, &network, &options, number);
+        let member = Member::install(plan, &network, options, number);
         members.push(member.await?);
     }
     Ok(Machines { members, network })

@@ -289,6 +289,12 @@ impl<'a> Published<'a> {
         if self.resolv_conf.as_ref() != Some(&resolv_conf) {
             let path = network.root.ephemeral.resolv_conf();
             files::write_atomic(&path, resolv_conf.as_bytes(), PUBLIC)?;
+            if !resolv_conf.is_empty() {
+                tracing::info!(
+                    "resolv.conf: {}",
+                    resolv_conf.trim_end().replace('\n', "; ")
+                );
+            }
             self.resolv_conf = Some(resolv_conf);
         }
         set_if_changed(&network.second_address, choice.second);

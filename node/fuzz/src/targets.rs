@@ -14,6 +14,7 @@ mod parameters;
 mod payload;
 mod pcr_signatures;
 mod quote;
+mod router_advertisement;
 mod sealed_configuration;
 mod sealed_record;
 mod slots;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     payload::TARGET,
     pcr_signatures::TARGET,
     quote::TARGET,
+    router_advertisement::TARGET,
     sealed_configuration::TARGET,
     sealed_record::TARGET,
     slots::TARGET,

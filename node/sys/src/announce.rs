@@ -14,13 +14,13 @@ use crate::raw::{self, FilterStep};
 const NOTHING: [FilterStep; 1] = [(0x06, 0, 0, 0)];
 
 pub(crate) const ARP: u16 = 0x0806;
-const IPV6: u16 = 0x86dd;
+pub(crate) const IPV6: u16 = 0x86dd;
 const BROADCAST: [u8; 6] = [0xff; 6];
 /// The hardware address of the group of all IPv6 nodes.
 const ALL_NODES_HARDWARE: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// The group of all IPv6 nodes of a network.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-const ICMPV6: u8 = 58;
+pub(crate) const ICMPV6: u8 = 58;
 
 /// Announces an address of the interface with this index and hardware address.
 ///
@@ -68,26 +68,41 @@ fn advertisement(mac: [u8; 6], address: Ipv6Addr) -> Vec<u8> {
     message.extend(address.octets());
     message.extend([2, 1]);
     message.extend(mac);
-    let length = message.len() as u16;
-    let pseudo = [
-        &address.octets()[..],
-        &ALL_NODES.octets(),
-        &u32::from(length).to_be_bytes(),
-        &[0, 0, 0, ICMPV6],
-        &message,
-    ]
-    .concat();
-    message[2..4].copy_from_slice(&checksum(&pseudo).to_be_bytes());
+    icmpv6((ALL_NODES_HARDWARE, mac), (address, ALL_NODES), message)
+}
 
-    let mut frame = header(ALL_NODES_HARDWARE, mac, IPV6);
+/// A frame with a message of neighbour discovery, whose checksum is filled in.
+pub(crate) fn icmpv6(
+    (to_mac, mac): ([u8; 6], [u8; 6]),
+    (from, to): (Ipv6Addr, Ipv6Addr),
+    mut message: Vec<u8>,
+) -> Vec<u8> {
+    let sum = icmpv6_checksum(from, to, &message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut frame = header(to_mac, mac, IPV6);
     frame.extend([0x60, 0, 0, 0]);
-    frame.extend(length.to_be_bytes());
+    frame.extend((message.len() as u16).to_be_bytes());
     // Receivers require this hop limit: such a packet has passed no router.
     frame.extend([ICMPV6, 255]);
-    frame.extend(address.octets());
-    frame.extend(ALL_NODES.octets());
+    frame.extend(from.octets());
+    frame.extend(to.octets());
     frame.extend(message);
     frame
+}
+
+/// The checksum of a message; zero over one that contains it.
+pub(crate) fn icmpv6_checksum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
+    let length = message.len() as u32;
+    let pseudo = [
+        &from.octets()[..],
+        &to.octets(),
+        &length.to_be_bytes(),
+        &[0, 0, 0, ICMPV6],
+        message,
+        // To an even number of bytes.
+        &[0][..message.len() % 2],
+    ];
+    checksum(&pseudo.concat())
 }
 
 /// The checksum of RFC 1071 over an even number of bytes.
@@ -118,9 +133,8 @@ mod tests {
         let frame = advertisement([2, 0, 0, 0, 0, 7], address);
         let (source, rest) = (&frame[22..38], &frame[38..]);
         let (target, message) = rest.split_at(16);
-        let length = (message.len() as u32).to_be_bytes();
-        let pseudo = [source, target, &length, &[0, 0, 0, ICMPV6], message].concat();
-        assert_eq!(checksum(&pseudo), 0);
+        let octets = |bytes: &[u8]| Ipv6Addr::from(<[u8; 16]>::try_from(bytes).unwrap());
+        assert_eq!(icmpv6_checksum(octets(source), octets(target), message), 0);
     }
 
     #[test]

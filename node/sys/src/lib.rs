@@ -46,6 +46,7 @@ pub mod quota;
 pub mod random;
 mod raw;
 pub mod rcu;
+pub mod router_advertisements;
 pub mod screen;
 pub mod slots;
 pub mod smbios;

@@ -12,11 +12,9 @@ use tokio::sync::Notify;
 
 use super::capture::Capture;
 use super::faults::{Fate, Faults};
-use super::learning::{Address, Table, is_group};
+use super::lacp::{self, SLOW_PROTOCOLS};
+use super::learning::{Address, HEADER, Table, is_group};
 use super::{Counters, GATEWAY_MAC, framing};
-
-/// The shortest frame: two addresses and a type.
-pub(super) const HEADER: usize = 14;
 
 /// Maximum number of bytes that wait for a machine to read them.
 const QUEUE: usize = 2 << 20;
@@ -81,6 +79,7 @@ pub(super) struct Fabric {
     /// Pairs of ports, the smaller index first.
     blocks: BTreeSet<(usize, usize)>,
     table: Table<End>,
+    aggregated: lacp::Ports,
     dice: fastrand::Rng,
     capture: Option<Capture>,
     late: BinaryHeap<Reverse<Late>>,
@@ -100,6 +99,7 @@ impl Fabric {
             links: Vec::new(),
             blocks: BTreeSet::new(),
             table: Table::default(),
+            aggregated: lacp::Ports::default(),
             dice: fastrand::Rng::with_seed(seed),
             capture,
             late: BinaryHeap::new(),
@@ -161,6 +161,7 @@ impl Fabric {
         link.drained.notify_waiters();
         if !plugged {
             self.table.forget(End::Machine(port));
+            self.aggregated.forget(port);
         }
     }
 
@@ -285,6 +286,14 @@ impl Fabric {
         if to == GATEWAY_MAC.0 {
             return self.offer(from, End::Gateway, frame, now);
         }
+        if to == SLOW_PROTOCOLS {
+            if let End::Machine(port) = from
+                && let Some(answer) = self.aggregated.take(port, frame, now)
+            {
+                self.offer(End::Gateway, from, &answer, now);
+            }
+            return;
+        }
         match self.table.find(to, now) {
             Some(end) if !is_group(to) => self.offer(from, end, frame, now),
             _ => {
@@ -293,15 +302,30 @@ impl Fabric {
                     self.offer(from, End::Gateway, frame, now);
                 }
                 for port in 0..self.links.len() {
-                    self.offer(from, End::Machine(port), frame, now);
+                    if self.is_first(port, now) {
+                        self.offer(from, End::Machine(port), frame, now);
+                    }
                 }
             }
         }
     }
 
+    /// Whether what goes to all goes to this port: of several that are one link, to the first that is connected.
+    fn is_first(&self, port: usize, now: Instant) -> bool {
+        let is_before = |other: usize| {
+            let link = &self.links[other];
+            link.plugged && !link.faults.cut && self.aggregated.are_one(other, port, now)
+        };
+        !(0..port).any(is_before)
+    }
+
     /// Sends a frame to one destination, unless it came from there.
     fn offer(&mut self, from: End, to: End, frame: &[u8], now: Instant) {
-        if from == to {
+        let is_same = match (from, to) {
+            (End::Machine(a), End::Machine(b)) => a == b || self.aggregated.are_one(a, b, now),
+            (from, to) => from == to,
+        };
+        if is_same {
             return;
         }
         match (from, to) {

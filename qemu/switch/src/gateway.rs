@@ -26,11 +26,11 @@ use smoltcp::wire::{
 };
 use tokio::sync::Notify;
 
-use super::fabric::HEADER;
-use super::learning::{Address, is_group};
+use super::learning::{Address, HEADER, is_group};
 use super::way_out::{Outgoing, Router, Verdict};
 use super::wire::{Clock, Inbox, Wire, framed, refuse};
-use super::{GATEWAY_LINK_LOCAL, GATEWAY_MAC, NetworkOptions, PREFIX6, dhcp};
+use super::{Addressing, GATEWAY_LINK_LOCAL, GATEWAY_MAC, NetworkOptions, PREFIX6, dhcp};
+use neighbours::Solicited;
 
 /// Source ports of connections from the gateway.
 const FIRST_PORT: u16 = 32768;
@@ -39,6 +39,7 @@ const FIRST_PORT: u16 = 32768;
 pub(super) struct Gateway {
     address: Ipv4Addr,
     address6: Ipv6Addr,
+    addressing: Addressing,
     clock: Clock,
     pub(super) dhcp: dhcp::Server,
     /// None: machines do not reach other networks.
@@ -70,6 +71,7 @@ impl Gateway {
         Self {
             address: options.gateway,
             address6: options.gateway6,
+            addressing: options.addressing,
             clock,
             dhcp: dhcp::Server::new(
                 options.gateway,
@@ -148,9 +150,10 @@ impl Gateway {
             EthernetProtocol::Ipv4 => {
                 let packet = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
                 match packet.next_header() {
-                    IpProtocol::Udp if is_dhcp(&packet) => {
-                        replies.extend(self.dhcp(&packet, now));
-                    }
+                    IpProtocol::Udp if is_dhcp(&packet) => match self.addressing {
+                        Addressing::Dhcp => replies.extend(self.dhcp(&packet, now)),
+                        Addressing::RouterAdvertisements => {}
+                    },
                     IpProtocol::Tcp if let Some(inbox) = self.inbox(&packet) => {
                         inbox.put(frame);
                     }
@@ -162,8 +165,8 @@ impl Gateway {
             }
             EthernetProtocol::Ipv6 => {
                 let packet = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
-                if let Some(target) = neighbours::solicited(&packet) {
-                    replies.extend(self.advertise(sender, packet.src_addr(), target));
+                if let Some(solicited) = neighbours::solicited(&packet) {
+                    replies.extend(self.advertise(sender, packet.src_addr(), solicited));
                 } else if is_addressed && self.router.is_some() {
                     return self.route(sender, frame, now, replies);
                 } else if is_addressed {
@@ -226,8 +229,15 @@ impl Gateway {
         Some(arp_frame(source_hardware_addr, &reply))
     }
 
-    /// Answers neighbour solicitations for the gateway's addresses.
-    fn advertise(&self, sender: Address, asker: Ipv6Addr, target: Ipv6Addr) -> Option<Vec<u8>> {
+    /// Answers solicitations for the gateway's addresses, and for routers where it advertises itself.
+    fn advertise(&self, sender: Address, asker: Ipv6Addr, solicited: Solicited) -> Option<Vec<u8>> {
+        let target = match (solicited, self.addressing) {
+            (Solicited::Neighbour(target), _) => target,
+            (Solicited::Routers, Addressing::RouterAdvertisements) => {
+                return Some(neighbours::advertise_router(self.address6));
+            }
+            (Solicited::Routers, Addressing::Dhcp) => return None,
+        };
         let is_own = [self.address6, GATEWAY_LINK_LOCAL].contains(&target);
         (is_own && !is_group(sender)).then(|| neighbours::advertise(sender, asker, target))
     }

@@ -13,6 +13,9 @@ const MOST: usize = 4096;
 /// An Ethernet address, as in a frame.
 pub(super) type Address = [u8; 6];
 
+/// Bytes of the shortest frame: two addresses and a type.
+pub(super) const HEADER: usize = 14;
+
 /// Whether an address is a multicast or broadcast address.
 pub(super) fn is_group(address: Address) -> bool {
     address[0] & 1 != 0

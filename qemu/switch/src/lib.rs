@@ -69,6 +69,7 @@ mod fabric;
 mod faults;
 mod framing;
 mod gateway;
+mod lacp;
 mod learning;
 #[cfg(test)]
 mod packets;
@@ -116,10 +117,12 @@ pub struct NetworkOptions {
     pub gateway: Ipv4Addr,
     /// Length of the subnet's prefix, 8 to 30.
     pub prefix: u8,
-    /// The gateway's IPv6 address, whose first 64 bits are the prefix of the network's IPv6 subnet. Machines have
-    /// addresses there that they give themselves: there are neither router advertisements nor DHCPv6.
+    /// The gateway's IPv6 address, whose first 64 bits are the prefix of the network's IPv6 subnet.
     #[serde(default = "gateway6")]
     pub gateway6: Ipv6Addr,
+    /// How machines get addresses that they do not give themselves.
+    #[serde(default)]
+    pub addressing: Addressing,
     /// Duration of a DHCP lease, in whole seconds, at least 2. Machines renew after half of it.
     pub lease: Duration,
     /// Seed of the random faults, for repeating them; chosen, if none.
@@ -136,12 +139,24 @@ fn gateway6() -> Ipv6Addr {
     GATEWAY6
 }
 
+/// How machines get their addresses. There is no DHCPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Addressing {
+    /// IPv4 addresses by DHCP; the gateway does not advertise itself as an IPv6 router.
+    #[default]
+    Dhcp,
+    /// IPv6 addresses only, which machines make themselves of the prefix that the gateway advertises to those who ask for
+    /// routers. It advertises itself as their name server as well.
+    RouterAdvertisements,
+}
+
 impl Default for NetworkOptions {
     fn default() -> Self {
         Self {
             gateway: Ipv4Addr::new(10, 98, 0, 1),
             prefix: 24,
             gateway6: GATEWAY6,
+            addressing: Addressing::default(),
             // Short, so that every machine has renewed within a minute.
             lease: Duration::from_secs(30),
             seed: None,

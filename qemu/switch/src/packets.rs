@@ -8,8 +8,7 @@ use smoltcp::wire::{
 };
 
 use super::GATEWAY_MAC;
-use super::fabric::HEADER;
-use super::learning::Address;
+use super::learning::{Address, HEADER};
 use super::wire::{ethertype, framed};
 
 /// A frame from this Ethernet address.

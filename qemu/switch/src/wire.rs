@@ -17,8 +17,7 @@ use smoltcp::wire::{
 use tokio::sync::Notify;
 
 use super::GATEWAY_MAC;
-use super::fabric::HEADER;
-use super::learning::Address;
+use super::learning::{Address, HEADER};
 
 /// MTU of the IP packets on this network.
 pub(super) const MTU: usize = 1500;

@@ -2,6 +2,7 @@
 
 use hearth_lab::Owner;
 use hearth_qemu::disk::Disk;
+use hearth_qemu::switch::NetworkOptions;
 
 use super::{Cluster, Machines, Member, curators, installed, usual};
 use crate::places::Occupant;
@@ -24,7 +25,7 @@ impl Cluster {
         let Machines {
             mut members,
             network,
-        } = installed(test, usual(test, count)).await?;
+        } = installed(test, &NetworkOptions::default(), usual(test, count)).await?;
         for (member, id) in members.iter_mut().zip(nodes) {
             member.id.clone_from(id);
             member.node.owner = owner.clone();

@@ -8,10 +8,14 @@ use anyhow::{Context, ensure};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::NetworkConfig;
+use hearth_api::v1::network_config::bond::Mode;
 use hearth_api::v1::network_config::{Bond, Interface, Route};
+use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::network::{Forward, Link, Mac, UserNetwork};
+use hearth_qemu::switch::{Addressing, Faults, Lifetime, Network, NetworkOptions};
+use hearth_tests::cluster::Machines;
 use hearth_tests::node::Running;
-use hearth_tests::{Outcome, TestCtx, bounds, here};
+use hearth_tests::{Operator, Outcome, TestCtx, bounds, here};
 
 /// The address that QEMU's own network gives.
 const LEASED: &str = "10.0.2.15/24";
@@ -148,6 +152,81 @@ async fn a_bond_goes_on_with_its_other_card() -> Outcome {
     let owner = owner.at(vec![other.into()])?;
     let status = owner.cluster_status().await?;
     ensure!(status.nodes.len() == 1, "{status:?}");
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// In a network without IPv4, a machine has its address, its route and its name server from the router.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_machine_of_ipv6_alone_has_everything_from_its_router() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let options = NetworkOptions {
+        addressing: Addressing::RouterAdvertisements,
+        ..NetworkOptions::default()
+    };
+    let mut machines = Machines::install_in(&test, &options, 1, |_, plan| Ok(plan)).await?;
+    let node = &mut machines.members[0];
+    node.start().await?;
+    node.home().await?;
+    let vm = node.vm()?;
+    let reached = vm.reached(Milestone::Network, bounds::SOON).await?;
+    let shown = reached.report.to_string();
+    let prefix = "fd68:6561:7274:0:";
+    ensure!(shown.contains(prefix) && shown.ends_with("/64"), "{shown}");
+    let server = format!("nameserver {}", options.gateway6);
+    vm.says(&["resolv.conf: ", &server]).await?;
+    test.passed()
+}
+
+/// Two cards as one by LACP: the switch and the machine agree, and when a link is cut, the other one carries everything.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_bond_by_lacp_goes_on_with_its_other_card() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let options = NetworkOptions::default();
+    let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));
+    let lifetime = Lifetime::KillWithParent;
+    let network = Network::start(switch, &folder, options.clone(), lifetime).await?;
+    let names = ["one", "two"];
+    // The kernel aggregates only links whose speed it knows, which a virtio card does not tell.
+    let plan = test.node("node").without_card();
+    let mut plan = plan.hardware(DiskBus::Virtio, Card::E1000e);
+    for (name, number) in names.into_iter().zip(1..) {
+        let (mac, address) = (Mac::of_machine(number), options.machine_address(number));
+        let port = network.add_port(name, mac, address).await?;
+        let socket = port.socket;
+        plan = plan.card(number, Link::Switch { socket });
+    }
+    let macs = [1, 2].map(|number| Mac::of_machine(number).to_string());
+    let node = plan.network_config(NetworkConfig {
+        interfaces: vec![Interface {
+            bond: Some(Bond {
+                macs: macs.to_vec(),
+                mode: Mode::Lacp.into(),
+            }),
+            ..Interface::default()
+        }],
+        ..NetworkConfig::default()
+    });
+    let node = node.install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    // The address of the first card is that of both.
+    named(&vm, &format!("{}/24", options.machine_address(1))).await?;
+    let curator = network.forward(names[0], PORT_CURATOR).await?;
+    let owner = Operator::take_ownership(&node.owner, curator.into()).await?;
+    // The cards still have a carrier: only LACP tells the machine.
+    let cut = Faults {
+        cut: true,
+        ..Faults::default()
+    };
+    for name in names {
+        network.set_faults(name, cut).await?;
+        owner.one_healthy_node().await?;
+        network.set_faults(name, Faults::default()).await?;
+        owner.one_healthy_node().await?;
+    }
     vm.power_off().await?;
     test.passed()
 }

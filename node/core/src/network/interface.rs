@@ -4,8 +4,8 @@
 //! tried again: a device may be plugged in, a cable may come, a router may get the address that the parameters name. Nothing that was
 //! true once is repeated after it has changed: each attempt begins with the links that exist.
 //!
-//! An automatic interface runs the DHCP client and watches what the kernel makes of the advertisements of IPv6 routers. One with given
-//! addresses has these only.
+//! An automatic interface runs the DHCP client, watches what the kernel makes of the advertisements of IPv6 routers, and reads the name
+//! servers in them. One with given addresses has these only.
 
 use std::net::IpAddr;
 
@@ -17,6 +17,7 @@ use hearth_sys::addressing::Addressing;
 use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
+use hearth_sys::router_advertisements::Resolvers;
 use hearth_sys::{devices, hostname, sysctl};
 use tokio::sync::mpsc;
 
@@ -276,6 +277,7 @@ async fn automatic(
     };
     let mut monitor = LinkMonitor::with_advertisements()?;
     let mut client = dhcp::Client::open(&link.name, options).await?;
+    let mut resolvers = Resolvers::open(link.index, link.mac.unwrap_or_default())?;
     reporter.tell(News::LacksNothing).await;
     let (granted, mut leases) = mpsc::unbounded_channel();
     let run = client.run(|lease| {
@@ -291,6 +293,9 @@ async fn automatic(
     loop {
         let mut seen = seen(&kernels, lease.as_ref());
         seen.leads_out |= leads_out;
+        let advertised = resolvers.servers().into_iter().map(IpAddr::from);
+        seen.nameservers.extend(advertised);
+        seen.domains.extend(resolvers.domains());
         if told.as_ref() != Some(&seen) {
             reporter.tell(News::Has(seen.clone())).await;
             told = Some(seen);
@@ -298,6 +303,7 @@ async fn automatic(
         tokio::select! {
             error = &mut run => return Err(error.into()),
             Some(news) = leases.recv() => lease = news,
+            changed = resolvers.changed() => changed?,
             changed = monitor.changed() => {
                 changed?;
                 match Kernels::read(netlink, link).await? {

@@ -38,8 +38,8 @@ fn valid(name: &str) -> Option<String> {
     (name.len() <= LONGEST_NAME && name.split('.').all(label)).then(|| name.to_ascii_lowercase())
 }
 
-/// Everything after a malformed name is ignored.
-fn list(bytes: &[u8]) -> Vec<String> {
+/// The names of a list. Everything after a malformed one is ignored.
+pub(crate) fn list(bytes: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     let mut at = 0;
     while at < bytes.len() && names.len() < MOST {

@@ -31,7 +31,7 @@
 //! are not either. Their owner learns of them while the client runs. An address that is held by then stays, because
 //! without it nobody could reach the machine to mend it; the routes go.
 
-mod domains;
+pub(crate) mod domains;
 mod duplicates;
 mod machine;
 mod message;

@@ -50,6 +50,34 @@ fn cut() -> Faults {
     }
 }
 
+/// Two ports of one machine, and a second machine.
+#[test]
+fn ports_that_are_one_link_get_everything_once() {
+    let now = Instant::now();
+    let mut fabric = fabric(3);
+    for port in [0, 1] {
+        fabric.take_from_machine(port, &lacp::message(7, 1), now);
+        assert_eq!(given(&mut fabric, port).len(), 1, "an answer");
+    }
+    assert!(given(&mut fabric, 2).is_empty() && for_gateway(&mut fabric).is_empty());
+    let broadcast = |from: usize| frame(ALL, mac(from), b"x");
+    fabric.take_from_machine(0, &broadcast(0), now);
+    assert!(given(&mut fabric, 1).is_empty());
+    assert_eq!(given(&mut fabric, 2).len(), 1);
+    fabric.take_from_machine(2, &broadcast(2), now);
+    assert_eq!(given(&mut fabric, 0).len(), 1);
+    assert!(given(&mut fabric, 1).is_empty());
+    // The address of the machine is at either port.
+    fabric.take_from_machine(1, &frame(mac(2), mac(0), b"x"), now);
+    fabric.take_from_machine(2, &frame(mac(0), mac(2), b"x"), now);
+    assert!(given(&mut fabric, 0).is_empty());
+    assert_eq!(given(&mut fabric, 1).len(), 1);
+    given(&mut fabric, 2);
+    fabric.set_faults(0, cut());
+    fabric.take_from_machine(2, &broadcast(2), now);
+    assert_eq!(given(&mut fabric, 1).len(), 1);
+}
+
 fn slow(millis: u64) -> Faults {
     Faults {
         delay: Duration::from_millis(millis),

@@ -180,6 +180,41 @@ fn what_machines_say_to_groups_is_neither_answered_nor_routed() {
     }
 }
 
+/// Where machines have their addresses from it, the gateway says who asks for routers, and serves no DHCP.
+#[test]
+fn routers_are_advertised_where_addresses_come_from_them() {
+    let options = NetworkOptions {
+        addressing: Addressing::RouterAdvertisements,
+        ..NetworkOptions::default()
+    };
+    let mut advertises = Gateway::new(&options, Clock::start());
+    let ask = || {
+        let ask = Icmpv6Repr::Ndisc(NdiscRepr::RouterSolicit { lladdr: None });
+        icmp6(Ipv6Addr::UNSPECIFIED, options.gateway6, &ask)
+    };
+    assert!(replies(&mut gateway(), ask()).is_empty());
+    let replies = replies(&mut advertises, ask());
+    let [reply] = &replies[..] else {
+        panic!("{replies:?}");
+    };
+    let ethernet = EthernetFrame::new_checked(&reply[..]).expect("a frame");
+    let packet = Ipv6Packet::new_checked(ethernet.payload()).expect("IPv6");
+    let (from, to) = (packet.src_addr(), packet.dst_addr());
+    assert_eq!((from, packet.hop_limit()), (GATEWAY_LINK_LOCAL, 255));
+    let icmp = Icmpv6Packet::new_checked(packet.payload()).expect("ICMPv6");
+    let checksums = phy::ChecksumCapabilities::default();
+    let Ok(Icmpv6Repr::Ndisc(NdiscRepr::RouterAdvert { prefix_info, .. })) =
+        Icmpv6Repr::parse(&from, &to, &icmp, &checksums)
+    else {
+        panic!("of another kind");
+    };
+    let prefix = prefix_info.expect("a prefix");
+    assert_eq!(prefix.prefix_len, 64);
+    assert_eq!(prefix.prefix.to_bits(), options.gateway6.to_bits() - 1);
+    // The name server is the last option.
+    assert!(reply.ends_with(&options.gateway6.octets()));
+}
+
 #[test]
 fn pings_are_answered_whoever_sends_them() {
     let ping = |to: Ipv4Addr| {

@@ -13,8 +13,7 @@ use smoltcp::wire::{
 };
 
 use super::{Flow, Protocol};
-use crate::fabric::HEADER;
-use crate::learning::Address;
+use crate::learning::{Address, HEADER};
 use crate::wire::{MTU, ethertype, framed};
 
 const HOP_LIMIT: u8 = 64;
