@@ -316,7 +316,7 @@ where
     }
 
     async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {
-        tracing::warn!(sealed, data, "wiping the enrolment named by the parameters");
+        tracing::warn!(sealed, data, "wiping the enrolment");
         if sealed {
             let store = self.sealed.clone();
             blocking(move || store.erase()).await?.map_err(again)?;

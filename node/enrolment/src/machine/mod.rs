@@ -174,7 +174,7 @@ impl fmt::Display for Work {
         f.write_str(match self {
             Self::Inspect => "inspect the disk",
             Self::Recover(_) => "open the sealed configuration with the recovery key",
-            Self::Wipe { .. } => "wipe the enrolment that the parameters name",
+            Self::Wipe { .. } => "wipe the enrolment",
             Self::AwaitAddress => "get an address",
             Self::MakeKeys(_) => "generate keys",
             Self::SaveSealed(_) => "save the sealed configuration",
