@@ -73,6 +73,10 @@ const JOBS: &str = "HEARTH_TEST_JOBS";
 /// For how long a program of unit tests may print nothing: several times what the slowest test takes on a busy machine.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
+/// Tests of one program that run at once, for each processor: the longest ones wait most of the time, for elections and for what is not
+/// answered.
+const THREADS: usize = 2;
+
 /// Number of tests and of crates that `--timings` shows.
 const SLOWEST: usize = 20;
 
@@ -228,8 +232,11 @@ fn unit_tests(
     selection: &Selection,
     bundle: Option<&Path>,
 ) -> Result<Report> {
+    let at_once = thread::available_parallelism().map_or(1, usize::from);
+    let mut arguments = vec![format!("--test-threads={}", at_once * THREADS)];
+    arguments.extend(selection.name.iter().cloned());
     let options = Options {
-        arguments: selection.name.iter().cloned().collect(),
+        arguments,
         environment: bundle
             .map(|root| (BUNDLE, root.into()))
             .into_iter()
@@ -239,7 +246,6 @@ fn unit_tests(
     };
     let of_crates = programs.iter().filter(|program| !is_end_to_end(program));
     let of_crates: Vec<&Program> = of_crates.collect();
-    let at_once = thread::available_parallelism().map_or(1, usize::from);
     let mut report = hearth_runner::run_all(ui, &of_crates, at_once, &options, args.keep_going)?;
     if *selection == Selection::default() && (args.keep_going || report.is_ok()) {
         report.add(hearth_runner::run_examples(ui, &root())?);
