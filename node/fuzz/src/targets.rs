@@ -4,6 +4,7 @@ mod boot_log;
 mod certificate;
 mod data_header;
 mod dhcp;
+mod dhcp6;
 mod directory;
 mod dns_query;
 mod dns_response;
@@ -31,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     certificate::TARGET,
     data_header::TARGET,
     dhcp::TARGET,
+    dhcp6::TARGET,
     directory::TARGET,
     dns_query::TARGET,
     dns_response::TARGET,

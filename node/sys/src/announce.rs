@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::netlink::Netlink;
-    use crate::testing::{add_veth, in_own_network};
+    use crate::testing::{cable, in_own_network};
 
     /// Passes every frame.
     const ALL: [FilterStep; 1] = [(0x06, 0, 0, 0xffff)];
@@ -140,18 +140,9 @@ mod tests {
     #[test]
     fn neighbours_receive_what_is_announced() {
         in_own_network(async {
-            if !add_veth("here", "there").await {
-                return;
-            }
             let netlink = Netlink::open().unwrap();
-            let mut links = Vec::new();
-            for name in ["here", "there"] {
-                let link = netlink.link_named(name).await.unwrap();
-                netlink.set_up(link.index).await.unwrap();
-                links.push(link);
-            }
-            let [here, there] = &links[..] else {
-                panic!("two links");
+            let Some([here, there]) = cable(&netlink).await else {
+                return;
             };
             for (address, protocol, expected) in [("192.0.2.7", ARP, 2), ("2001:db8::7", IPV6, 1)] {
                 let socket = raw::packet_socket(there.index, protocol, &ALL).unwrap();

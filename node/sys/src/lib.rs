@@ -24,6 +24,7 @@ pub mod conflict;
 pub mod console;
 pub mod devices;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod dm;
 pub mod files;
 pub mod firmware;

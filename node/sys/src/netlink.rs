@@ -5,8 +5,8 @@
 //! and its user reads the state again, so that a lost or merged notification cannot lead to a wrong
 //! view.
 
-mod advertised;
 mod bonds;
+mod ipv6;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +30,7 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 
 pub use bonds::BondMode;
+pub use ipv6::AddressState;
 
 use super::cidr::Cidr;
 

@@ -1,18 +1,21 @@
-//! The name servers and search domains that IPv6 routers advertise (RFC 8106).
+//! What IPv6 routers advertise beside addresses and routes: name servers and search domains (RFC 8106), and whether there are
+//! servers of DHCPv6 (RFC 4861, section 4.2).
 //!
-//! The kernel makes addresses and routes of router advertisements (RFC 4861, RFC 4862) and leaves these two options to others. So
+//! The kernel makes addresses and routes of router advertisements (RFC 4861, RFC 4862) and leaves the rest to others. So
 //! the same messages are read here, from a packet socket that passes nothing else.
 //!
 //! ```text
-//! frame ─► [`decode`] ─► [`Learned`]: each entry with the time until which it holds ─► [`Resolvers`]
+//! frame ─► [`decode`] ─► [`Learned`]: each entry with the time until which it holds ─► [`Listener`]
 //! ```
 //!
 //! - What a neighbour cannot have sent is not believed: the hop limit is 255, so no router has forwarded the message, and its source is
 //!   an address of the link.
 //! - A lifetime of zero ends an entry at once, and so does its end. There are never more entries than a resolver uses.
 //! - A router advertises by itself only every few minutes, so it is asked when this begins, as the kernel does when a cable comes.
+//! - Of DHCPv6, the last word of each router counts, and of several routers the one that says most. A router's silence says nothing.
 //! - A server with an address of the link is left out: name servers are written down without the interface.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
@@ -27,6 +30,8 @@ use crate::raw::{self, FilterStep, Watched};
 const MOST_SERVERS: usize = 8;
 /// Most domains: resolvers look up as many.
 const MOST_DOMAINS: usize = 6;
+/// Most routers whose word counts.
+const MOST_ROUTERS: usize = 8;
 /// The group of all routers of a link, and its Ethernet address.
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 const ALL_ROUTERS_HARDWARE: [u8; 6] = [0x33, 0x33, 0, 0, 0, 2];
@@ -43,14 +48,34 @@ const SOLICITATION: u8 = 133;
 const HOP_LIMIT: u8 = 255;
 /// Bytes of the message before its options.
 const FIXED: usize = 16;
+/// Where the flags of the message are, and the two that speak of DHCPv6.
+const FLAGS: usize = 5;
+const MANAGED: u8 = 0x80;
+const OTHER: u8 = 0x40;
 const RDNSS: u8 = 25;
 const DNSSL: u8 = 31;
 /// A lifetime without an end.
 const INFINITE: u32 = u32::MAX;
 
-/// What an advertisement says of resolvers: each with the seconds for which it holds from then on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What routers say of DHCPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Offered {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Servers know name servers and the like.
+    Information,
+    /// Servers have addresses, too.
+    Addresses,
+}
+
+/// What an advertisement says. Name servers and domains have the seconds for which they hold from then on.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advertisement {
+    /// Who has sent it.
+    pub router: Ipv6Addr,
+    /// Of DHCPv6.
+    pub offered: Offered,
     /// Name servers, in order of preference.
     pub servers: Vec<(Ipv6Addr, u32)>,
     /// Domains in which names are looked up, in their order.
@@ -77,7 +102,16 @@ pub fn decode(frame: &[u8]) -> Option<Advertisement> {
     if !is_valid {
         return None;
     }
-    let mut advertisement = Advertisement::default();
+    let mut advertisement = Advertisement {
+        router: from,
+        offered: match message[FLAGS] {
+            flags if flags & MANAGED != 0 => Offered::Addresses,
+            flags if flags & OTHER != 0 => Offered::Information,
+            _ => Offered::Nothing,
+        },
+        servers: Vec::new(),
+        domains: Vec::new(),
+    };
     let mut rest = &message[FIXED..];
     while !rest.is_empty() {
         let units = usize::from(*rest.get(1)?);
@@ -118,6 +152,7 @@ impl Advertisement {
 /// What holds of all advertisements so far.
 #[derive(Debug, Default)]
 pub struct Learned {
+    routers: BTreeMap<Ipv6Addr, Offered>,
     servers: Entries<Ipv6Addr>,
     domains: Entries<String>,
 }
@@ -125,10 +160,19 @@ pub struct Learned {
 impl Learned {
     /// Takes an advertisement. Whether what holds has changed.
     pub fn take(&mut self, advertisement: &Advertisement, now: Instant) -> bool {
-        let Advertisement { servers, domains } = advertisement;
+        let Advertisement {
+            router,
+            offered,
+            servers,
+            domains,
+        } = advertisement;
+        let before = self.offered();
+        if self.routers.len() < MOST_ROUTERS || self.routers.contains_key(router) {
+            self.routers.insert(*router, *offered);
+        }
         let servers = self.servers.take(servers, MOST_SERVERS, now);
         let domains = self.domains.take(domains, MOST_DOMAINS, now);
-        servers || domains
+        before != self.offered() || servers || domains
     }
 
     /// Forgets what holds no more. Whether there was something.
@@ -142,6 +186,12 @@ impl Learned {
     pub fn next_end(&self) -> Option<Instant> {
         let ends = [self.servers.next_end(), self.domains.next_end()];
         ends.into_iter().flatten().min()
+    }
+
+    /// What there is of DHCPv6.
+    pub fn offered(&self) -> Offered {
+        let all = self.routers.values().copied();
+        all.max().unwrap_or_default()
     }
 
     /// The name servers, in order of preference.
@@ -202,8 +252,8 @@ impl<T: Clone + Eq> Entries<T> {
     }
 }
 
-/// The name servers and domains that the routers at one interface advertise.
-pub struct Resolvers {
+/// Hears what the routers at one interface advertise.
+pub struct Listener {
     socket: Watched,
     learned: Learned,
     solicitation: Vec<u8>,
@@ -212,7 +262,7 @@ pub struct Resolvers {
     ask_at: Instant,
 }
 
-impl Resolvers {
+impl Listener {
     /// Starts to listen at the interface with this index and hardware address. Must be called within a tokio runtime.
     ///
     /// # Errors
@@ -233,17 +283,12 @@ impl Resolvers {
         })
     }
 
-    /// The name servers, in order of preference.
-    pub fn servers(&self) -> Vec<Ipv6Addr> {
-        self.learned.servers()
+    /// What holds now.
+    pub fn learned(&self) -> &Learned {
+        &self.learned
     }
 
-    /// The domains in which names are looked up, in their order.
-    pub fn domains(&self) -> Vec<String> {
-        self.learned.domains()
-    }
-
-    /// Waits until either changes. Cancel safe.
+    /// Waits until that changes. Cancel safe.
     ///
     /// # Errors
     /// If the socket fails.
@@ -314,9 +359,9 @@ pub mod testing {
     const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     const MACS: ([u8; 6], [u8; 6]) = ([0x33, 0x33, 0, 0, 0, 1], [2, 0, 0, 0, 0, 1]);
 
-    /// A frame with an advertisement of this router, valid if its options are.
-    pub fn frame_of(router: Ipv6Addr, options: &[u8]) -> Vec<u8> {
-        let mut message = vec![ADVERTISEMENT, 0, 0, 0, 64, 0, 0x07, 0x08];
+    /// A frame with an advertisement of this router with these flags, valid if its options are.
+    pub fn frame_of(router: Ipv6Addr, flags: u8, options: &[u8]) -> Vec<u8> {
+        let mut message = vec![ADVERTISEMENT, 0, 0, 0, 64, flags, 0x07, 0x08];
         message.extend([0; 8]);
         message.extend(options);
         announce::icmpv6(MACS, (router, ALL_NODES), message)

@@ -9,6 +9,8 @@ use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::time::timeout;
 
+use crate::netlink::{Link, Netlink};
+
 /// A pseudoterminal, as somebody who sits at a console has one. Hung up when dropped.
 #[derive(Debug)]
 pub struct Terminal {
@@ -80,6 +82,23 @@ pub fn in_own_network(test: impl Future<Output = ()> + Send) {
         };
         scope.spawn(run).join().expect("the test's thread");
     });
+}
+
+/// Two ends of a cable, `here` and `there`, both set up; prints a message and returns `None` if the kernel does not support them.
+pub async fn cable(netlink: &Netlink) -> Option<[Link; 2]> {
+    if !add_veth("here", "there").await {
+        return None;
+    }
+    let mut ends = Vec::new();
+    for name in ["here", "there"] {
+        let link = netlink.link_named(name).await.expect("the link");
+        netlink
+            .set_up(link.index)
+            .await
+            .expect("the link is set up");
+        ends.push(link);
+    }
+    ends.try_into().ok()
 }
 
 /// Creates a pair of connected Ethernet devices for a test; prints a message and returns false if

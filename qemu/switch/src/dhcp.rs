@@ -105,6 +105,12 @@ impl Server {
         self.clients.get(&mac).is_some_and(|client| client.served)
     }
 
+    /// The number of a client's address within the network, if the client is answered.
+    pub(super) fn number(&self, mac: Address) -> Option<u32> {
+        let client = self.clients.get(&mac).filter(|client| client.served)?;
+        Some(u32::from(client.address) & !u32::from(self.mask))
+    }
+
     /// The last leased address of a client, while the lease is valid.
     pub(super) fn leased(&self, mac: Address, now: Instant) -> Option<Ipv4Addr> {
         let lease = self.clients.get(&mac)?.lease?;

@@ -1,6 +1,6 @@
 //! The gateway: the one host of the network that is no machine.
 //!
-//! It answers ARP, neighbour solicitations and pings, is the DHCP server, and is the source of the host's connections
+//! It answers ARP, neighbour solicitations and pings, is the DHCP server of either version, and is the source of the host's connections
 //! into the network ([`super::tunnel`]), which are of IPv4. Packets of machines to other networks, and to its resolver, go
 //! to the router of the way out ([`super::way_out`]); without one they are dropped.
 //!
@@ -22,14 +22,16 @@ use smoltcp::phy;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
     EthernetFrame, EthernetProtocol, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet,
-    TcpPacket, UdpPacket, UdpRepr,
+    Ipv6Repr, TcpPacket, UdpPacket, UdpRepr,
 };
 use tokio::sync::Notify;
 
 use super::learning::{Address, HEADER, is_group};
 use super::way_out::{Outgoing, Router, Verdict};
 use super::wire::{Clock, Inbox, Wire, framed, refuse};
-use super::{Addressing, GATEWAY_LINK_LOCAL, GATEWAY_MAC, NetworkOptions, PREFIX6, dhcp};
+use super::{
+    Addressing, GATEWAY_LINK_LOCAL, GATEWAY_MAC, MASK6, NetworkOptions, PREFIX6, dhcp, dhcp6,
+};
 use neighbours::Solicited;
 
 /// Source ports of connections from the gateway.
@@ -42,6 +44,7 @@ pub(super) struct Gateway {
     addressing: Addressing,
     clock: Clock,
     pub(super) dhcp: dhcp::Server,
+    dhcp6: dhcp6::Server,
     /// None: machines do not reach other networks.
     pub(super) router: Option<Router>,
     stack: Interface,
@@ -79,6 +82,10 @@ impl Gateway {
                 options.lease,
                 options.way_out.is_some(),
             ),
+            dhcp6: dhcp6::Server {
+                resolver: options.gateway6,
+                lease: options.lease,
+            },
             router: options
                 .way_out
                 .as_ref()
@@ -152,7 +159,7 @@ impl Gateway {
                 match packet.next_header() {
                     IpProtocol::Udp if is_dhcp(&packet) => match self.addressing {
                         Addressing::Dhcp => replies.extend(self.dhcp(&packet, now)),
-                        Addressing::RouterAdvertisements => {}
+                        Addressing::RouterAdvertisements | Addressing::Dhcp6 => {}
                     },
                     IpProtocol::Tcp if let Some(inbox) = self.inbox(&packet) => {
                         inbox.put(frame);
@@ -167,6 +174,8 @@ impl Gateway {
                 let packet = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
                 if let Some(solicited) = neighbours::solicited(&packet) {
                     replies.extend(self.advertise(sender, packet.src_addr(), solicited));
+                } else if self.addressing == Addressing::Dhcp6 && is_dhcp6(&packet) {
+                    replies.extend(self.dhcp6(sender, &packet));
                 } else if is_addressed && self.router.is_some() {
                     return self.route(sender, frame, now, replies);
                 } else if is_addressed {
@@ -231,15 +240,17 @@ impl Gateway {
 
     /// Answers solicitations for the gateway's addresses, and for routers where it advertises itself.
     fn advertise(&self, sender: Address, asker: Ipv6Addr, solicited: Solicited) -> Option<Vec<u8>> {
-        let target = match (solicited, self.addressing) {
-            (Solicited::Neighbour(target), _) => target,
-            (Solicited::Routers, Addressing::RouterAdvertisements) => {
-                return Some(neighbours::advertise_router(self.address6));
+        let with_dhcp = match (solicited, self.addressing) {
+            (Solicited::Neighbour(target), _) => {
+                let is_own = [self.address6, GATEWAY_LINK_LOCAL].contains(&target);
+                return (is_own && !is_group(sender))
+                    .then(|| neighbours::advertise(sender, asker, target));
             }
             (Solicited::Routers, Addressing::Dhcp) => return None,
+            (Solicited::Routers, Addressing::RouterAdvertisements) => false,
+            (Solicited::Routers, Addressing::Dhcp6) => true,
         };
-        let is_own = [self.address6, GATEWAY_LINK_LOCAL].contains(&target);
-        (is_own && !is_group(sender)).then(|| neighbours::advertise(sender, asker, target))
+        Some(neighbours::advertise_router(self.address6, with_dhcp))
     }
 
     /// The connection that a TCP packet belongs to.
@@ -288,6 +299,42 @@ impl Gateway {
         Some(bytes)
     }
 
+    /// A machine's IPv6 address has the number of its IPv4 address.
+    fn dhcp6(&self, sender: Address, packet: &Ipv6Packet<&[u8]>) -> Option<Vec<u8>> {
+        let checksums = phy::ChecksumCapabilities::default();
+        let (from, own) = (packet.src_addr(), GATEWAY_LINK_LOCAL);
+        let udp = UdpPacket::new_checked(packet.payload()).ok()?;
+        UdpRepr::parse(&udp, &from.into(), &packet.dst_addr().into(), &checksums).ok()?;
+        let number = self.dhcp.number(sender)?;
+        let address = Ipv6Addr::from_bits(self.address6.to_bits() & MASK6 | u128::from(number));
+        let message = self.dhcp6.answer(udp.payload(), address)?;
+
+        let udp = UdpRepr {
+            src_port: dhcp6::SERVER_PORT,
+            dst_port: dhcp6::CLIENT_PORT,
+        };
+        let ip = Ipv6Repr {
+            src_addr: own,
+            dst_addr: from,
+            next_header: IpProtocol::Udp,
+            payload_len: udp.header_len() + message.len(),
+            hop_limit: 64,
+        };
+        let length = ip.buffer_len() + ip.payload_len;
+        let mut bytes = framed(sender, EthernetProtocol::Ipv6, length);
+        let mut packet = Ipv6Packet::new_unchecked(&mut bytes[HEADER..]);
+        ip.emit(&mut packet);
+        udp.emit(
+            &mut UdpPacket::new_unchecked(packet.payload_mut()),
+            &own.into(),
+            &from.into(),
+            message.len(),
+            |payload| payload.copy_from_slice(&message),
+            &checksums,
+        );
+        Some(bytes)
+    }
+
     /// Answers pings, and everything that has no other recipient.
     fn answer(
         &mut self,
@@ -317,6 +364,13 @@ fn is_dhcp(packet: &Ipv4Packet<&[u8]>) -> bool {
     packet.frag_offset() == 0
         && UdpPacket::new_checked(packet.payload())
             .is_ok_and(|udp| udp.dst_port() == DHCP_SERVER_PORT)
+}
+
+/// Whether a packet is for a DHCPv6 server.
+fn is_dhcp6(packet: &Ipv6Packet<&[u8]>) -> bool {
+    packet.next_header() == IpProtocol::Udp
+        && UdpPacket::new_checked(packet.payload())
+            .is_ok_and(|udp| udp.dst_port() == dhcp6::SERVER_PORT)
 }
 
 #[cfg(test)]

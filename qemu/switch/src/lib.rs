@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `address` | Ethernet addresses, and ports of the host |
 //! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: framing, forwarding, faults, capture; no I/O except the capture's file |
-//! | `dhcp` | the DHCP server, as a pure state machine |
+//! | `dhcp`, `dhcp6` | the DHCP servers, as pure state machines |
 //! | `gateway`, `wire` | the network's one host that is no machine, the device of its stacks |
 //! | `tunnel` | one TCP connection between the host and a machine, in either direction |
 //! | `way_out` | what becomes of packets to other networks; no I/O |
@@ -65,6 +65,7 @@ mod capture;
 mod client;
 mod control;
 mod dhcp;
+mod dhcp6;
 mod fabric;
 mod faults;
 mod framing;
@@ -123,7 +124,7 @@ pub struct NetworkOptions {
     /// How machines get addresses that they do not give themselves.
     #[serde(default)]
     pub addressing: Addressing,
-    /// Duration of a DHCP lease, in whole seconds, at least 2. Machines renew after half of it.
+    /// Duration of a lease, in whole seconds, at least 2. Machines renew after half of it.
     pub lease: Duration,
     /// Seed of the random faults, for repeating them; chosen, if none.
     pub seed: Option<u64>,
@@ -139,7 +140,7 @@ fn gateway6() -> Ipv6Addr {
     GATEWAY6
 }
 
-/// How machines get their addresses. There is no DHCPv6.
+/// How machines get their addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Addressing {
     /// IPv4 addresses by DHCP; the gateway does not advertise itself as an IPv6 router.
@@ -148,6 +149,8 @@ pub enum Addressing {
     /// IPv6 addresses only, which machines make themselves of the prefix that the gateway advertises to those who ask for
     /// routers. It advertises itself as their name server as well.
     RouterAdvertisements,
+    /// IPv6 addresses only, by DHCPv6, of which the gateway tells those who ask for routers. It is their name server as well.
+    Dhcp6,
 }
 
 impl Default for NetworkOptions {

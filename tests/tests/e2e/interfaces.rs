@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Result, ensure};
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::NetworkConfig;
@@ -13,6 +13,7 @@ use hearth_api::v1::network_config::{Bond, Interface, Route};
 use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::network::{Forward, Link, Mac, UserNetwork};
 use hearth_qemu::switch::{Addressing, Faults, Lifetime, Network, NetworkOptions};
+use hearth_tests::bounds::until_ok;
 use hearth_tests::cluster::Machines;
 use hearth_tests::node::Running;
 use hearth_tests::{Operator, Outcome, TestCtx, bounds, here};
@@ -165,18 +166,63 @@ async fn a_machine_of_ipv6_alone_has_everything_from_its_router() -> Outcome {
         addressing: Addressing::RouterAdvertisements,
         ..NetworkOptions::default()
     };
-    let mut machines = Machines::install_in(&test, &options, 1, |_, plan| Ok(plan)).await?;
-    let node = &mut machines.members[0];
-    node.start().await?;
-    node.home().await?;
-    let vm = node.vm()?;
-    let reached = vm.reached(Milestone::Network, bounds::SOON).await?;
+    let vm = &ipv6_alone(&test, &options).await?.members[0];
+    let reached = vm.vm()?.reached(Milestone::Network, bounds::SOON).await?;
     let shown = reached.report.to_string();
     let prefix = "fd68:6561:7274:0:";
     ensure!(shown.contains(prefix) && shown.ends_with("/64"), "{shown}");
-    let server = format!("nameserver {}", options.gateway6);
-    vm.says(&["resolv.conf: ", &server]).await?;
     test.passed()
+}
+
+/// The same where the router says that there is DHCPv6: the address is that of the server, and stays the machine's longer than
+/// one lease.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_machine_of_ipv6_alone_has_its_address_by_dhcpv6() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let options = NetworkOptions {
+        addressing: Addressing::Dhcp6,
+        ..NetworkOptions::default()
+    };
+    let machines = ipv6_alone(&test, &options).await?;
+    let vm = machines.members[0].vm()?;
+    named(vm, &format!("{}/128", options.machine_address6(1))).await?;
+    let network = &machines.network;
+    until_ok("the lease is renewed", bounds::SOON, || is_renewed(network)).await?;
+    let log = std::fs::read(vm.run_dir().serial_log())?;
+    let log = String::from_utf8_lossy(&log);
+    ensure!(!log.contains("lost the DHCPv6 lease"), "it was lost");
+    test.passed()
+}
+
+/// Whether a machine has asked for its lease of DHCPv6 to be renewed, and was answered.
+async fn is_renewed(network: &Network) -> Outcome {
+    const RENEW: u8 = 5;
+    const REPLY: u8 = 7;
+    /// The ports of clients and servers.
+    const TO_SERVER: [u8; 4] = [2, 34, 2, 35];
+    const TO_CLIENT: [u8; 4] = [2, 35, 2, 34];
+    let capture = network.status().await?.capture;
+    let wire = std::fs::read(&capture.context("no packet capture")?.path)?;
+    // A UDP header is the ports, four more bytes, and then comes the kind of message.
+    let find = |wire: &[u8], ports: [u8; 4], kind: u8| {
+        let mut found = wire.windows(9);
+        found.position(|it| it[..4] == ports && it[8] == kind)
+    };
+    let renewal = find(&wire, TO_SERVER, RENEW).context("no renewal")?;
+    find(&wire[renewal..], TO_CLIENT, REPLY).context("no answer")?;
+    Ok(())
+}
+
+/// A machine that has reached HOME, and has the name server of such a network.
+async fn ipv6_alone(test: &TestCtx, options: &NetworkOptions) -> Result<Machines> {
+    let mut machines = Machines::install_in(test, options, 1, |_, plan| Ok(plan)).await?;
+    let node = &mut machines.members[0];
+    node.start().await?;
+    node.home().await?;
+    let server = format!("nameserver {}", options.gateway6);
+    node.vm()?.says(&["resolv.conf: ", &server]).await?;
+    Ok(machines)
 }
 
 /// Two cards as one by LACP: the switch and the machine agree, and when a link is cut, the other one carries everything.

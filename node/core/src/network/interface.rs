@@ -4,21 +4,21 @@
 //! tried again: a device may be plugged in, a cable may come, a router may get the address that the parameters name. Nothing that was
 //! true once is repeated after it has changed: each attempt begins with the links that exist.
 //!
-//! An automatic interface runs the DHCP client, watches what the kernel makes of the advertisements of IPv6 routers, and reads the name
-//! servers in them. One with given addresses has these only.
+//! An automatic interface runs the DHCP client, watches what the kernel makes of the advertisements of IPv6 routers, reads the name
+//! servers in them, and runs the DHCPv6 client where they say so. One with given addresses has these only.
 
 use std::net::IpAddr;
 
 use hearth_api::chain;
-use hearth_base::event::Value;
+use hearth_base::event::{self, Value};
 use hearth_base::supervisor::{Backoff, Failure};
 use hearth_parameters::{self as parameters, Interface};
 use hearth_sys::addressing::Addressing;
 use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::netlink::{Link, LinkMonitor, Netlink, NetlinkError, Route};
-use hearth_sys::router_advertisements::Resolvers;
-use hearth_sys::{devices, hostname, sysctl};
+use hearth_sys::router_advertisements::{Learned, Listener};
+use hearth_sys::{devices, dhcp6, hostname, sysctl};
 use tokio::sync::mpsc;
 
 use super::choice::Seen;
@@ -275,39 +275,51 @@ async fn automatic(
         mtu,
         reserved: source.reserved.clone(),
     };
+    let (offer, offered) = event::value();
+    let options6 = dhcp6::Options {
+        offered,
+        reserved: source.reserved.clone(),
+    };
     let mut monitor = LinkMonitor::with_advertisements()?;
     let mut client = dhcp::Client::open(&link.name, options).await?;
-    let mut resolvers = Resolvers::open(link.index, link.mac.unwrap_or_default())?;
+    let mut client6 = dhcp6::Client::open(link, options6)?;
+    let mut routers = Listener::open(link.index, link.mac.unwrap_or_default())?;
     reporter.tell(News::LacksNothing).await;
-    let (granted, mut leases) = mpsc::unbounded_channel();
-    let run = client.run(|lease| {
-        // The receiver lives as long as the client.
-        let _ = granted.send(lease.cloned());
-    });
-    tokio::pin!(run);
-    let mut lease = None;
-    let mut told = None;
-    let Some(mut kernels) = Kernels::read(netlink, link).await? else {
+    // The receivers live as long as the clients.
+    let (tell, mut leases) = mpsc::unbounded_channel();
+    let run = client.run(|lease| drop(tell.send(lease.cloned())));
+    let (tell6, mut leases6) = mpsc::unbounded_channel();
+    let run6 = client6.run(|lease| drop(tell6.send(lease.cloned())));
+    tokio::pin!(run, run6);
+    let Some(kernels) = Kernels::read(netlink, link).await? else {
         return Ok(Gone);
     };
+    let mut given = Given {
+        kernels,
+        lease: None,
+        lease6: None,
+    };
+    let mut told = None;
     loop {
-        let mut seen = seen(&kernels, lease.as_ref());
+        let mut seen = given.seen(routers.learned());
         seen.leads_out |= leads_out;
-        let advertised = resolvers.servers().into_iter().map(IpAddr::from);
-        seen.nameservers.extend(advertised);
-        seen.domains.extend(resolvers.domains());
         if told.as_ref() != Some(&seen) {
             reporter.tell(News::Has(seen.clone())).await;
             told = Some(seen);
         }
         tokio::select! {
             error = &mut run => return Err(error.into()),
-            Some(news) = leases.recv() => lease = news,
-            changed = resolvers.changed() => changed?,
+            error = &mut run6 => return Err(error.into()),
+            Some(news) = leases.recv() => given.lease = news,
+            Some(news) = leases6.recv() => given.lease6 = news,
+            changed = routers.changed() => {
+                changed?;
+                offer.set(routers.learned().offered());
+            }
             changed = monitor.changed() => {
                 changed?;
                 match Kernels::read(netlink, link).await? {
-                    Some(now) => kernels = now,
+                    Some(now) => given.kernels = now,
                     None => return Ok(Gone),
                 }
             }
@@ -338,26 +350,59 @@ impl Kernels {
     }
 }
 
-fn seen(kernels: &Kernels, lease: Option<&Lease>) -> Seen {
-    let addresses = lease.map(|lease| lease.address).into_iter();
-    let link = &kernels.link;
-    let has_default = |lease: &Lease| lease.routes.iter().any(|it| it.destination.is_all());
-    let servers = |of: fn(&Lease) -> &Vec<std::net::Ipv4Addr>| {
-        let servers = lease.into_iter().flat_map(of).copied();
-        servers.map(IpAddr::from).collect()
-    };
-    Seen {
-        interface: link.name.clone(),
-        addresses: addresses
-            .chain(kernels.advertised.iter().copied())
-            .collect(),
-        leads_out: lease.is_some_and(has_default) || kernels.has_router,
-        is_asking: lease.is_none() && link.carrier,
-        mtu: link.mtu,
-        nameservers: servers(|lease| &lease.name_servers),
-        domains: lease.map(|lease| lease.domains.clone()).unwrap_or_default(),
-        time_servers: servers(|lease| &lease.time_servers),
+/// What an automatic interface has been given.
+struct Given {
+    kernels: Kernels,
+    lease: Option<Lease>,
+    lease6: Option<dhcp6::Lease>,
+}
+
+impl Given {
+    /// Together with what routers say.
+    fn seen(&self, routers: &Learned) -> Seen {
+        let link = &self.kernels.link;
+        let mut seen = Seen {
+            interface: link.name.clone(),
+            addresses: Vec::new(),
+            leads_out: self.kernels.has_router,
+            is_asking: self.lease.is_none() && link.carrier,
+            mtu: link.mtu,
+            ..Seen::default()
+        };
+        if let Some(lease) = &self.lease {
+            let mut routes = lease.routes.iter();
+            seen.addresses.push(lease.address);
+            seen.leads_out |= routes.any(|route| route.destination.is_all());
+            let servers = (&lease.name_servers[..], &lease.time_servers[..]);
+            add(&mut seen, servers, &lease.domains);
+        }
+        seen.addresses.extend(&self.kernels.advertised);
+        if let Some(lease) = &self.lease6 {
+            let address = lease.address.map(IpAddr::from);
+            seen.addresses.extend(address.map(Cidr::host));
+            let servers = (&lease.name_servers[..], &lease.time_servers[..]);
+            add(&mut seen, servers, &lease.domains);
+        }
+        let servers = routers.servers().into_iter();
+        seen.nameservers.extend(servers.map(IpAddr::from));
+        seen.domains.extend(routers.domains());
+        seen
     }
+}
+
+/// Adds name servers, time servers and domains of a lease.
+fn add<A: Copy + Into<IpAddr>>(
+    seen: &mut Seen,
+    (name_servers, time_servers): (&[A], &[A]),
+    domains: &[String],
+) {
+    let addresses = |servers: &[A]| -> Vec<IpAddr> {
+        let servers = servers.iter().copied();
+        servers.map(Into::into).collect()
+    };
+    seen.nameservers.extend(addresses(name_servers));
+    seen.time_servers.extend(addresses(time_servers));
+    seen.domains.extend(domains.iter().cloned());
 }
 
 #[cfg(test)]

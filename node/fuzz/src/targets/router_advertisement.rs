@@ -22,7 +22,7 @@ const WAIT: u8 = 1;
 /// More steps tell nothing new.
 const MAX_STEPS: usize = 64;
 
-/// Steps: a frame is received, or options in a good frame, or time passes.
+/// Steps: a frame is received, or flags and options in a good frame, or time passes.
 fn check(input: &[u8]) {
     let mut learned = Learned::default();
     let mut now = Instant::now();
@@ -38,7 +38,10 @@ fn check(input: &[u8]) {
                 learned.expire(now);
                 None
             }
-            _ => decode(&frame_of(ROUTER, parts.sized())),
+            _ => {
+                let flags = parts.byte();
+                decode(&frame_of(ROUTER, flags, parts.sized()))
+            }
         };
         if let Some(advertisement) = decoded {
             learned.take(&advertisement, now);
@@ -59,9 +62,9 @@ fn seeds() -> Seeds {
         option
     };
     let domain = [&[31, 2, 0, 0, 0, 0, 2, 88][..], b"\x03lan\0\0\0\0"].concat();
-    let step = |options: &[u8]| [&[2][..], &sized(options)].concat();
+    let step = |options: &[u8]| [&[2, 0xc0][..], &sized(options)].concat();
     let both = step(&[server(600, 1), domain].concat());
-    let framed = [&[FRAME][..], &sized(&frame_of(ROUTER, &server(9, 1)))].concat();
+    let framed = [&[FRAME][..], &sized(&frame_of(ROUTER, 0, &server(9, 1)))].concat();
     vec![
         ("both", both.clone()),
         ("withdrawn", [&both[..], &step(&server(0, 1))].concat()),

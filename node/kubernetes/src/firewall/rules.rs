@@ -22,6 +22,7 @@ use hearth_host::networking::NodeSubnets;
 use hearth_network_policy::node::NodePolicy;
 use hearth_network_policy::rules;
 use hearth_sys::cidr::Cidr;
+use hearth_sys::dhcp6;
 
 use crate::mesh::{BRIDGE, LINK};
 
@@ -47,7 +48,7 @@ pub(crate) const OWN_TCP: [u16; 14] = [
 ];
 
 /// The same for UDP.
-pub(crate) const OWN_UDP: [u16; 2] = [ports::NODE_MANAGEMENT, ports::MESH];
+pub(crate) const OWN_UDP: [u16; 3] = [ports::NODE_MANAGEMENT, ports::MESH, dhcp6::CLIENT_PORT];
 
 /// TCP ports of nodes that pods may connect to: the API server, and the kubelet, from which pods
 /// that collect metrics read them. Both authenticate their clients.

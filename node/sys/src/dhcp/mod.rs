@@ -20,8 +20,7 @@
 //! 94 with a length other than 3, a hardware address longer than 16), and depends on a DNS library;
 //! of its hundred options we use twelve.
 //!
-//! Intentionally not implemented: DHCPv6. Conflicts are looked for while the address is used already
-//! (`duplicates`): to wait for that would take seconds at each boot.
+//! Conflicts are looked for while the address is used already (`duplicates`): to wait for that would take seconds at each boot.
 //!
 //! This client owns the interface's IPv4 configuration: when it gets a lease, it removes all other
 //! addresses. What it configures is planned as static configuration is ([`Addressing`]).

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::testing::frame_of;
 use super::*;
 use crate::netlink::Netlink;
-use crate::testing::{add_veth, in_own_network};
+use crate::testing::{cable, in_own_network};
 
 const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
@@ -34,7 +34,7 @@ fn dnssl(lifetime: u32, domains: &[&str]) -> Vec<u8> {
 }
 
 fn frame(options: &[Vec<u8>]) -> Vec<u8> {
-    frame_of(ROUTER, &options.concat())
+    frame_of(ROUTER, 0, &options.concat())
 }
 
 #[test]
@@ -47,6 +47,8 @@ fn servers_and_domains_are_read_among_other_options() {
         rdnss(0, &[server(3)]),
     ]));
     let expected = Advertisement {
+        router: ROUTER,
+        offered: Offered::Nothing,
         servers: vec![(server(1), 600), (server(2), 600), (server(3), 0)],
         domains: vec![("example.com".into(), INFINITE), ("lan".into(), INFINITE)],
     };
@@ -57,7 +59,7 @@ fn servers_and_domains_are_read_among_other_options() {
 fn only_a_neighbour_is_believed() {
     let options = [rdnss(600, &[server(1)])];
     assert!(decode(&frame(&options)).is_some());
-    assert_eq!(decode(&frame_of(server(9), &options.concat())), None);
+    assert_eq!(decode(&frame_of(server(9), 0, &options.concat())), None);
     let mut forwarded = frame(&options);
     forwarded[ETHERNET + 7] = 254;
     assert_eq!(decode(&forwarded), None);
@@ -73,6 +75,8 @@ fn entries_end_with_their_time_and_at_once_with_a_time_of_zero() {
     let now = Instant::now();
     let after = |seconds| now + Duration::from_secs(seconds);
     let heard = |servers: &[(u16, u32)]| Advertisement {
+        router: ROUTER,
+        offered: Offered::Nothing,
         servers: servers
             .iter()
             .map(|(last, t)| (server(*last), *t))
@@ -97,6 +101,30 @@ fn entries_end_with_their_time_and_at_once_with_a_time_of_zero() {
     assert_eq!(learned.servers()[0], server(3));
 }
 
+#[test]
+fn of_several_routers_the_one_that_offers_most_counts() {
+    let router = |last| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
+    let mut learned = Learned::default();
+    let mut hears = |last, flags| {
+        let advertisement = decode(&frame_of(router(last), flags, &[])).expect("valid");
+        let changed = learned.take(&advertisement, Instant::now());
+        (learned.offered(), changed)
+    };
+    assert_eq!(hears(1, 0), (Offered::Nothing, false));
+    assert_eq!(hears(1, OTHER), (Offered::Information, true));
+    assert_eq!(hears(2, MANAGED | OTHER), (Offered::Addresses, true));
+    assert_eq!(hears(1, 0), (Offered::Addresses, false));
+    assert_eq!(hears(2, 0), (Offered::Nothing, true));
+    for last in 3..100 {
+        hears(last, MANAGED);
+    }
+    // Those after the eighth do not count, nor do they push others out.
+    for last in 3..9 {
+        hears(last, 0);
+    }
+    assert_eq!(hears(2, 0), (Offered::Nothing, false));
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
@@ -116,14 +144,10 @@ proptest! {
 #[test]
 fn a_router_is_asked_and_what_it_says_is_followed() {
     in_own_network(async {
-        if !add_veth("here", "there").await {
-            return;
-        }
         let netlink = Netlink::open().unwrap();
-        let here = netlink.link_named("here").await.unwrap();
-        let there = netlink.link_named("there").await.unwrap();
-        netlink.set_up(here.index).await.unwrap();
-        netlink.set_up(there.index).await.unwrap();
+        let Some([here, there]) = cable(&netlink).await else {
+            return;
+        };
         let solicitations = [
             (0x30, 0, 0, (ETHERNET + IP) as u32),
             (0x15, 0, 1, SOLICITATION as u32),
@@ -132,7 +156,7 @@ fn a_router_is_asked_and_what_it_says_is_followed() {
         ];
         let router = raw::packet_socket(there.index, IPV6, &solicitations).unwrap();
         let router = Watched::new(router).unwrap();
-        let mut resolvers = Resolvers::open(here.index, here.mac.unwrap()).unwrap();
+        let mut listener = Listener::open(here.index, here.mac.unwrap()).unwrap();
         let answer = async {
             let mut buffer = [0; FRAME];
             // The kernel of this end asks as well; only one of the two has no address yet.
@@ -140,18 +164,18 @@ fn a_router_is_asked_and_what_it_says_is_followed() {
             let options = [rdnss(600, &[server(1)]), dnssl(600, &["example.com"])];
             router.write(&frame(&options)).unwrap();
         };
-        let (changed, ()) = tokio::join!(resolvers.changed(), answer);
+        let (changed, ()) = tokio::join!(listener.changed(), answer);
         changed.unwrap();
-        assert_eq!(resolvers.servers(), [server(1)]);
-        assert_eq!(resolvers.domains(), ["example.com"]);
+        assert_eq!(listener.learned().servers(), [server(1)]);
+        assert_eq!(listener.learned().domains(), ["example.com"]);
         router.write(&frame(&[rdnss(0, &[server(1)])])).unwrap();
-        resolvers.changed().await.unwrap();
-        assert_eq!(resolvers.servers(), [Ipv6Addr::UNSPECIFIED; 0]);
+        listener.changed().await.unwrap();
+        assert_eq!(listener.learned().servers(), [Ipv6Addr::UNSPECIFIED; 0]);
         router.write(&frame(&[rdnss(1, &[server(2)])])).unwrap();
-        resolvers.changed().await.unwrap();
-        assert_eq!(resolvers.servers(), [server(2)]);
+        listener.changed().await.unwrap();
+        assert_eq!(listener.learned().servers(), [server(2)]);
         // It ends by itself.
-        resolvers.changed().await.unwrap();
-        assert_eq!(resolvers.servers(), [Ipv6Addr::UNSPECIFIED; 0]);
+        listener.changed().await.unwrap();
+        assert_eq!(listener.learned().servers(), [Ipv6Addr::UNSPECIFIED; 0]);
     });
 }

@@ -73,13 +73,23 @@ pub(super) fn advertise(mac: Address, asker: Ipv6Addr, address: Ipv6Addr) -> Vec
     emitted((mac, to), address, &icmp, &[])
 }
 
-/// A frame that tells all machines that the gateway is a router, that they may have addresses with the first 64 bits of this
-/// one, and that it is their name server.
-pub(super) fn advertise_router(address: Ipv6Addr) -> Vec<u8> {
+/// A frame that tells all machines that the gateway is a router, and that its network is on the link. They may have addresses in
+/// it, and the gateway is their name server; or else there is a server of DHCPv6 for both.
+pub(super) fn advertise_router(address: Ipv6Addr, is_with_dhcp: bool) -> Vec<u8> {
     let lifetime = ADVERTISED_FOR.into();
+    let (flags, prefix_flags) = match is_with_dhcp {
+        true => (
+            NdiscRouterFlags::MANAGED | NdiscRouterFlags::OTHER,
+            NdiscPrefixInfoFlags::ON_LINK,
+        ),
+        false => (
+            NdiscRouterFlags::empty(),
+            NdiscPrefixInfoFlags::ON_LINK | NdiscPrefixInfoFlags::ADDRCONF,
+        ),
+    };
     let icmp = Icmpv6Repr::Ndisc(NdiscRepr::RouterAdvert {
         hop_limit: 64,
-        flags: NdiscRouterFlags::empty(),
+        flags,
         router_lifetime: ROUTER_FOR.into(),
         reachable_time: Duration::ZERO.into(),
         retrans_time: Duration::ZERO.into(),
@@ -87,15 +97,18 @@ pub(super) fn advertise_router(address: Ipv6Addr) -> Vec<u8> {
         mtu: None,
         prefix_info: Some(NdiscPrefixInformation {
             prefix_len: PREFIX6,
-            flags: NdiscPrefixInfoFlags::ON_LINK | NdiscPrefixInfoFlags::ADDRCONF,
+            flags: prefix_flags,
             valid_lifetime: lifetime,
             preferred_lifetime: lifetime,
             prefix: Ipv6Addr::from_bits(address.to_bits() & MASK6),
         }),
     });
-    let mut server = [&RDNSS[..], &[0, 0]].concat();
-    server.extend((ADVERTISED_FOR.as_secs() as u32).to_be_bytes());
-    server.extend(address.octets());
+    let mut server = Vec::new();
+    if !is_with_dhcp {
+        server.extend([RDNSS, [0, 0]].concat());
+        server.extend((ADVERTISED_FOR.as_secs() as u32).to_be_bytes());
+        server.extend(address.octets());
+    }
     emitted((ALL_MAC, ALL), GATEWAY_LINK_LOCAL, &icmp, &server)
 }
 

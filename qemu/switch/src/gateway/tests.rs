@@ -215,6 +215,66 @@ fn routers_are_advertised_where_addresses_come_from_them() {
     assert!(reply.ends_with(&options.gateway6.octets()));
 }
 
+/// Where machines have their addresses by DHCPv6, the gateway says so to who asks for routers, and grants them.
+#[test]
+fn addresses_are_granted_where_they_come_from_dhcpv6() {
+    let options = NetworkOptions {
+        addressing: Addressing::Dhcp6,
+        ..NetworkOptions::default()
+    };
+    let mut grants = Gateway::new(&options, Clock::start());
+    grants.dhcp.assign(GUEST_MAC, GUEST);
+    let ask = Icmpv6Repr::Ndisc(NdiscRepr::RouterSolicit { lladdr: None });
+    let ask = icmp6(Ipv6Addr::UNSPECIFIED, options.gateway6, &ask);
+    let advertisements = replies(&mut grants, ask);
+    let [advertisement] = &advertisements[..] else {
+        panic!("{advertisements:?}");
+    };
+    // After the headers: managed addresses and other information; after the other options: a prefix that is on the link only.
+    assert_eq!(advertisement[HEADER + 40 + 5], 0xc0);
+    assert_eq!(advertisement[advertisement.len() - 32 + 3], 0x80);
+
+    let mut message = vec![1, 7, 8, 9];
+    message.extend([0, 1, 0, 1, 77]);
+    message.extend([&[0, 3, 0, 12][..], &[5; 12]].concat());
+    let (all, own) = (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2), 0xfe80);
+    let guest = Ipv6Addr::new(own, 0, 0, 0, 0, 0, 0, 9);
+    let solicit = |mac: Address| {
+        let udp = UdpRepr {
+            src_port: dhcp6::CLIENT_PORT,
+            dst_port: dhcp6::SERVER_PORT,
+        };
+        let mut bytes = vec![0; udp.header_len() + message.len()];
+        udp.emit(
+            &mut UdpPacket::new_unchecked(&mut bytes),
+            &guest.into(),
+            &all.into(),
+            message.len(),
+            |payload| payload.copy_from_slice(&message),
+            &phy::ChecksumCapabilities::default(),
+        );
+        let mut frame = packets::ip(mac, guest, all, IpProtocol::Udp, &bytes);
+        frame[..6].copy_from_slice(&[0x33, 0x33, 0, 1, 0, 2]);
+        frame
+    };
+    let answers = replies(&mut grants, solicit(GUEST_MAC));
+    let [answer] = &answers[..] else {
+        panic!("{answers:?}");
+    };
+    let ethernet = EthernetFrame::new_checked(&answer[..]).expect("a frame");
+    assert_eq!(ethernet.dst_addr().0, GUEST_MAC);
+    let packet = Ipv6Packet::new_checked(ethernet.payload()).expect("IPv6");
+    assert_eq!(
+        (packet.src_addr(), packet.dst_addr()),
+        (GATEWAY_LINK_LOCAL, guest)
+    );
+    let granted = Ipv6Addr::from_bits(options.gateway6.to_bits() - 1 + 10).octets();
+    assert!(answer.windows(16).any(|part| part == granted));
+    // Machines that have no port, and networks without it.
+    assert!(replies(&mut grants, solicit([2, 0, 0, 0, 0, 9])).is_empty());
+    assert!(replies(&mut gateway(), solicit(GUEST_MAC)).is_empty());
+}
+
 #[test]
 fn pings_are_answered_whoever_sends_them() {
     let ping = |to: Ipv4Addr| {

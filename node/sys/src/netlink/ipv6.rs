@@ -1,6 +1,7 @@
-//! What the kernel has configured by itself from the advertisements of IPv6 routers.
+//! What the kernel knows of IPv6 at an interface: what it has configured by itself from the advertisements of routers, and whether
+//! an address can be used.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use futures::TryStreamExt;
 use rtnetlink::RouteMessageBuilder;
@@ -12,7 +13,35 @@ use rtnetlink::packet_route::route::{RouteAttribute, RouteProtocol};
 use super::{Netlink, NetlinkError, cidr, refused};
 use crate::cidr::Cidr;
 
+/// Whether an IPv6 address of an interface can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressState {
+    /// Not yet: other machines are asked whether they have it.
+    Probed,
+    /// It can.
+    Usable,
+    /// Another machine has it.
+    Duplicate,
+}
+
 impl Netlink {
+    /// Whether an IPv6 address can be used; `None` if the interface does not have it.
+    pub async fn address_state(
+        &self,
+        index: u32,
+        address: Ipv6Addr,
+    ) -> Result<Option<AddressState>, NetlinkError> {
+        let messages = self.address_messages(index).await?;
+        let is_it =
+            |message: &&AddressMessage| cidr(message).is_some_and(|it| it.address() == address);
+        let found = messages.iter().find(is_it);
+        Ok(found.map(|message| match message.header.flags {
+            flags if flags.contains(AddressHeaderFlags::Dadfailed) => AddressState::Duplicate,
+            flags if flags.contains(AddressHeaderFlags::Tentative) => AddressState::Probed,
+            _ => AddressState::Usable,
+        }))
+    }
+
     /// The IPv6 addresses that the kernel has given an interface because routers advertised them, with the length of the
     /// advertised prefix. Those that another machine has or may have, and those about to expire, are left out.
     pub async fn advertised(&self, index: u32) -> Result<Vec<Cidr>, NetlinkError> {
@@ -22,7 +51,7 @@ impl Netlink {
 
     /// Whether a router has advertised itself on an interface.
     pub async fn has_advertised_router(&self, index: u32) -> Result<bool, NetlinkError> {
-        let all = RouteMessageBuilder::<std::net::Ipv6Addr>::new().build();
+        let all = RouteMessageBuilder::<Ipv6Addr>::new().build();
         let mut routes = self.handle.route().get(all).execute();
         while let Some(route) = routes
             .try_next()
