@@ -171,6 +171,11 @@ impl Messages {
 
     /// The next message; `None` at the end of the stream. Cancellation safe.
     pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        self.next_encoded().await?.map(decoded).transpose()
+    }
+
+    /// Once for all kinds of messages: with `ask_encoded` and `send_frame` it is most of the program of a call.
+    async fn next_encoded(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if !self.admitted
                 && let Some(length) = self.frames.next_length()?
@@ -181,10 +186,7 @@ impl Messages {
             }
             if let Some(message) = self.frames.take()? {
                 self.admitted = false;
-                let message = M::decode(message);
-                return message.map(Some).map_err(|error| {
-                    Status::internal(format!("cannot decode a message: {error}"))
-                });
+                return Ok(Some(message));
             }
             match self.chunk().await? {
                 Some(chunk) => self.frames.add(&chunk),
@@ -208,8 +210,8 @@ impl Messages {
 
     /// The message of a unary call.
     pub(super) async fn one<M: Message + Default>(&mut self) -> Result<M, Status> {
-        match self.next().await? {
-            Some(message) => Ok(message),
+        match self.next_encoded().await? {
+            Some(message) => decoded(message),
             None => Err(Status::internal("expected a message, got none")),
         }
     }
@@ -235,7 +237,10 @@ pub(super) struct Sink {
 impl Sink {
     /// Sends a message; `last` closes the stream.
     pub(super) async fn send(&mut self, message: &impl Message, last: bool) -> Result<(), Status> {
-        let mut frame = framed(message)?;
+        self.send_frame(framed(message)?, last).await
+    }
+
+    async fn send_frame(&mut self, mut frame: Bytes, last: bool) -> Result<(), Status> {
         while !frame.is_empty() {
             self.stream.reserve_capacity(frame.len());
             let room = match poll_fn(|cx| self.stream.poll_capacity(cx)).await {
@@ -271,6 +276,11 @@ impl Sink {
     pub(super) async fn abandoned(&mut self) {
         poll_fn(|cx| self.stream.poll_reset(cx)).await.ok();
     }
+}
+
+fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    let wrong = |error| Status::internal(format!("cannot decode a message: {error}"));
+    M::decode(message).map_err(wrong)
 }
 
 pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
@@ -339,11 +349,15 @@ impl<'a> Upward<'a> {
 
     /// Makes a unary call, with a timeout.
     pub(super) async fn ask<Q: Call>(&self, question: &Q) -> Result<Q::Answer, Status> {
+        decoded(self.ask_encoded(Q::PATH, framed(question)?).await?)
+    }
+
+    async fn ask_encoded(&self, path: &'static str, question: Bytes) -> Result<Bytes, Status> {
         let answer = async {
-            let (answer, mut sink) = self.call(Q::PATH).await?;
-            sink.send(question, true).await?;
+            let (answer, mut sink) = self.call(path).await?;
+            sink.send_frame(question, true).await?;
             let mut answers = self.answers(answer).await?;
-            let answer = answers.next().await?;
+            let answer = answers.next_encoded().await?;
             answers.ended().await?;
             *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = answers.taken;
             answer.ok_or_else(|| Status::internal("etcd ended a call without a response"))
