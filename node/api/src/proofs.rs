@@ -80,6 +80,21 @@ pub enum AfterRemoval {
     Reset,
 }
 
+impl AfterRemoval {
+    /// As requests and records have it: whether it is reset.
+    pub fn of(reset: bool) -> Self {
+        match reset {
+            false => Self::Wait,
+            true => Self::Reset,
+        }
+    }
+
+    /// The same, back.
+    pub fn is_reset(self) -> bool {
+        self == Self::Reset
+    }
+}
+
 /// Makes the order to a node to wipe its keys; `ca` is the key of the cluster's CA.
 pub fn disown(
     ca: &SigningKey,

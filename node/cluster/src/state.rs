@@ -399,10 +399,7 @@ impl Tombstone {
             id: stored.id.parse().map_err(|e| wrong(format!("{e}")))?,
             public_key: key("public key", &stored.public_key)?,
             join_key: key("join key", &stored.join_key)?,
-            afterwards: match stored.reset {
-                false => AfterRemoval::Wait,
-                true => AfterRemoval::Reset,
-            },
+            afterwards: AfterRemoval::of(stored.reset),
         })
     }
 
@@ -413,7 +410,7 @@ impl Tombstone {
             id: self.id.to_string(),
             public_key: self.public_key.as_bytes().to_vec(),
             join_key: self.join_key.as_bytes().to_vec(),
-            reset: self.afterwards == AfterRemoval::Reset,
+            reset: self.afterwards.is_reset(),
         }
         .encode_to_vec()
     }

@@ -244,10 +244,7 @@ impl NodeCommands {
             not_decommissioned: request.bypass_not_decommissioned,
             has_roles: request.bypass_has_roles,
         };
-        let afterwards = match request.reset {
-            false => AfterRemoval::Wait,
-            true => AfterRemoval::Reset,
-        };
+        let afterwards = AfterRemoval::of(request.reset);
         let decide = || async {
             let Some(found) = self.find_undeleted(&wanted).await? else {
                 return Ok((wanted.id(), None));

@@ -79,7 +79,7 @@ impl Sealed {
                 enrolment_id: disowned.enrolment_id.as_bytes().to_vec(),
                 cluster_id: disowned.cluster_id.as_bytes().to_vec(),
                 node_id: disowned.node_id.to_string(),
-                reset: disowned.afterwards == AfterRemoval::Reset,
+                reset: disowned.afterwards.is_reset(),
                 ..SealedConfiguration::default()
             },
         }
@@ -400,9 +400,6 @@ fn parse_disowned(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
         enrolment_id: field("enrolment_id", message.enrolment_id[..].try_into())?,
         cluster_id: field("cluster_id", message.cluster_id[..].try_into())?,
         node_id: field("node_id", message.node_id.parse())?,
-        afterwards: match message.reset {
-            false => AfterRemoval::Wait,
-            true => AfterRemoval::Reset,
-        },
+        afterwards: AfterRemoval::of(message.reset),
     }))
 }
