@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::identity::PublicKey;
-use hearth_api::names::conditions::{self, NETWORK, SETTINGS};
+use hearth_api::names::conditions::{self, DISKS, NETWORK, SETTINGS};
 use hearth_api::recovery::{RecoveryRecipient, UnlockSettings};
 use hearth_api::v1::{
     self, NodeCondition, NodeStatus, RecordedSettings, StorageStatus, UpdateNodeStatusRequest,
@@ -64,6 +64,8 @@ pub struct Worker {
     pub network_problems: Value<Vec<String>>,
     /// Read: the settings of the node that its kernel has refused.
     pub refused_settings: Value<Vec<String>>,
+    /// Read: what the further disks of the node lack.
+    pub disk_problems: Value<Vec<String>>,
     /// Read: the address that the curators have, for a node that may not report its own.
     pub view: Value<Arc<View>>,
     /// Read: what this node has recorded of its cluster's settings.
@@ -132,6 +134,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut problems = worker.network_problems.get().unwrap_or_default();
     let mut all_refused = worker.refused_settings.watch();
     let mut refused_settings = worker.refused_settings.get().unwrap_or_default();
+    let mut all_disk_problems = worker.disk_problems.watch();
+    let mut disk_problems = worker.disk_problems.get().unwrap_or_default();
 
     let mut connection = connections.next().await?;
     let mut address = tokio::select! {
@@ -161,6 +165,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 .chain(esp.condition())
                 .chain(unmet(NETWORK, "InterfaceProblem", &problems))
                 .chain(unmet(SETTINGS, "Refused", &refused_settings))
+                .chain(unmet(DISKS, "DiskProblem", &disk_problems))
                 .chain(known_conditions.iter().cloned())
                 .collect(),
             recorded_settings: Some(message(&recorded)),
@@ -198,6 +203,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             changed = esp.changed() => changed?,
             next = all_problems.next() => problems = next?,
             next = all_refused.next() => refused_settings = next?,
+            next = all_disk_problems.next() => disk_problems = next?,
             next = recordings.next() => recorded = next?,
             next = times.next() => time.update(next?),
             next = control_planes.next() => control_plane = next?,

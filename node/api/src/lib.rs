@@ -19,6 +19,7 @@ pub mod client;
 #[cfg(test)]
 mod compatibility;
 pub mod console;
+pub mod disk_conditions;
 pub mod escrow;
 pub mod extension;
 pub mod first_contact;

@@ -67,6 +67,8 @@ pub mod conditions {
     pub const NETWORK: &str = "Network";
     /// Settings of the node that its kernel refuses.
     pub const SETTINGS: &str = "Settings";
+    /// Further disks of the node that are not what its settings want.
+    pub const DISKS: &str = "Disks";
     /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
     /// Condition of the Kubernetes worker role on a node.

@@ -10,9 +10,12 @@
 //! | `taint.KEY` | `[VALUE:]EFFECT`, as kubectl has it |
 //! | `reserved.memory` | an amount of memory, such as `512Mi` |
 //! | `reserved.cpu` | of a CPU, such as `500m` or `2` |
+//! | `disk.NAME` | the conditions for a disk that becomes a volume, such as `serial:S3Z8NB0K` or `size:900G..1100G` |
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
+use crate::disk_conditions::{DiskConditions, is_word_of_disk};
 use crate::labels::{self, quoted};
 use crate::v1::NodeSetting;
 
@@ -75,6 +78,11 @@ pub const SYSCTLS: &[&str] = &[
     "vm.vfs_cache_pressure",
 ];
 
+/// Maximum bytes of a volume's name: with what is put before it, the kernel's devices have room for it.
+const MAX_VOLUME_NAME: usize = 32;
+const DISK_CONDITIONS: &str = "serial:TEXT, wwn:DIGITS, size:FROM..TO or overwrite:SERIAL_OR_WWN, several separated by \",\", with sizes \
+                               such as 900G or 2Ti";
+
 /// The effects of taints.
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 /// Keys of taints that have a meaning for Kubernetes, or that Hearth sets itself.
@@ -121,6 +129,8 @@ pub struct NodeSettings {
     pub taints: Vec<Taint>,
     /// What pods do not get.
     pub reserved: Reserved,
+    /// The disks that are volumes, by the name of the volume.
+    pub disks: BTreeMap<String, DiskConditions>,
 }
 
 /// One setting.
@@ -129,6 +139,7 @@ enum Parsed {
     Taint(Taint),
     Memory(u64),
     Millicpus(u32),
+    Disk(String, DiskConditions),
 }
 
 impl NodeSettings {
@@ -141,6 +152,7 @@ impl NodeSettings {
                 Ok(Parsed::Taint(taint)) => all.taints.push(taint),
                 Ok(Parsed::Memory(bytes)) => all.reserved.memory = bytes,
                 Ok(Parsed::Millicpus(millicpus)) => all.reserved.millicpus = millicpus,
+                Ok(Parsed::Disk(name, conditions)) => drop(all.disks.insert(name, conditions)),
                 Err(_) => {}
             }
         }
@@ -226,11 +238,77 @@ fn parse(name: &str, value: &str) -> Result<Parsed, (&'static str, String)> {
             .filter(|millicpus| *millicpus <= MOST_MILLICPUS)
             .map(Parsed::Millicpus)
             .ok_or_else(|| expected("a number of CPUs up to 1024, such as 2, or 500m for a half")),
+        Some(("disk", name)) => {
+            if !is_volume_name(name) {
+                let what = format!(
+                    "\"disk.\" and up to {MAX_VOLUME_NAME} small letters, digits and hyphens, a letter first"
+                );
+                return Err(("name", what));
+            }
+            let disk = disk(value).map(|disk| Parsed::Disk(name.to_owned(), disk));
+            disk.ok_or_else(|| expected(DISK_CONDITIONS))
+        }
         _ => Err((
             "name",
-            "sysctl.NAME, taint.KEY, reserved.memory or reserved.cpu".to_owned(),
+            "sysctl.NAME, taint.KEY, reserved.memory, reserved.cpu or disk.NAME".to_owned(),
         )),
     }
+}
+
+/// As a directory and as a device of the kernel.
+fn is_volume_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_first = |byte: &u8| byte.is_ascii_lowercase();
+    name.as_bytes().first().is_some_and(is_first)
+        && name.len() <= MAX_VOLUME_NAME
+        && name.bytes().all(is_part)
+}
+
+/// `None` also for no condition at all: a disk that is attached later would be taken unasked.
+fn disk(text: &str) -> Option<DiskConditions> {
+    let mut disk = DiskConditions::default();
+    let mut given = BTreeSet::new();
+    for condition in text.split(',') {
+        let (kind, value) = condition.split_once(':')?;
+        let word = || {
+            let is_word = !value.is_empty() && is_word_of_disk(value);
+            is_word.then(|| value.to_owned())
+        };
+        match kind {
+            "serial" => disk.serial = Some(word()?),
+            "wwn" => disk.wwn = Some(word()?),
+            "overwrite" => disk.overwrite = Some(word()?),
+            "size" => disk.sizes = sizes(value)?,
+            _ => return None,
+        }
+        if !given.insert(kind) {
+            return None;
+        }
+    }
+    Some(disk)
+}
+
+/// `FROM..TO`, each of which may be missing.
+fn sizes(text: &str) -> Option<RangeInclusive<u64>> {
+    let (from, to) = text.split_once("..")?;
+    let from = if from.is_empty() { 0 } else { bytes(from)? };
+    let to = if to.is_empty() { u64::MAX } else { bytes(to)? };
+    (from <= to).then_some(from..=to)
+}
+
+/// A size as disks are sold, or in powers of two.
+fn bytes(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u64); 6] = [
+        ("Mi", MIB),
+        ("Gi", GIB),
+        ("Ti", 1024 * GIB),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let in_unit = |(unit, size): (&str, u64)| Some((text.strip_suffix(unit)?, size));
+    let (number, unit) = UNITS.into_iter().find_map(in_unit)?;
+    number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 fn taint(key: &str, text: &str) -> Option<Taint> {
@@ -281,9 +359,11 @@ mod tests {
             setting("taint.example.org/spare", "NoExecute"),
             setting("reserved.memory", "512Mi"),
             setting("reserved.cpu", "2"),
+            setting("disk.scratch", "serial:S3Z8 NB0K,size:900G..2Ti"),
+            setting("disk.old", "overwrite:0x5000c500a1b2c3d4"),
             setting("of.a.later.release", "7"),
         ];
-        assert_eq!(check_changes(&all[..6], &[]), Ok(()));
+        assert_eq!(check_changes(&all[..8], &[]), Ok(()));
         let settings = NodeSettings::of(&all);
         assert_eq!(settings.sysctls["vm.max_map_count"], "262144");
         assert_eq!(settings.sysctls.len(), 2);
@@ -302,6 +382,14 @@ mod tests {
             millicpus: 2000,
         };
         assert_eq!(settings.reserved, reserved);
+        let scratch = DiskConditions {
+            serial: Some("S3Z8 NB0K".into()),
+            sizes: 900_000_000_000..=2 << 40,
+            ..DiskConditions::default()
+        };
+        assert_eq!(settings.disks["scratch"], scratch);
+        let old = settings.disks["old"].overwrite.as_deref();
+        assert_eq!(old, Some("0x5000c500a1b2c3d4"));
     }
 
     #[test]
@@ -362,6 +450,30 @@ mod tests {
                 "reserved.cpu",
                 "half",
                 "upsert[0].value: expected a number of CPUs",
+            ),
+            ("disk.A", "serial:1", "upsert[0].name: expected \"disk.\""),
+            ("disk.", "serial:1", "upsert[0].name: expected \"disk.\""),
+            ("disk.a", "", "upsert[0].value: expected serial:TEXT"),
+            ("disk.a", "serial:", "upsert[0].value: expected serial:TEXT"),
+            (
+                "disk.a",
+                "device:sda",
+                "upsert[0].value: expected serial:TEXT",
+            ),
+            (
+                "disk.a",
+                "size:2T..1T",
+                "upsert[0].value: expected serial:TEXT",
+            ),
+            (
+                "disk.a",
+                "size:1..2",
+                "upsert[0].value: expected serial:TEXT",
+            ),
+            (
+                "disk.a",
+                "serial:1,serial:2",
+                "upsert[0].value: expected serial:TEXT",
             ),
             (
                 "reserved.disk",

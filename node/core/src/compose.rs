@@ -31,6 +31,7 @@ use hearth_enrolment::{driver, rejoin, unlocking};
 use hearth_host::cluster_state::{self, ClusterState};
 use hearth_host::console::report;
 use hearth_host::directory::DirectoryStore;
+use hearth_host::disks::volumes::{self, MachineDisks};
 use hearth_host::esp_writes::EspWrites;
 use hearth_host::extensions::Extensions;
 use hearth_host::handover::{MemberData, TimeStatus};
@@ -39,7 +40,7 @@ use hearth_host::layout::Root;
 use hearth_host::network_control::NetworkControl;
 use hearth_host::power::Power;
 use hearth_host::prover::Prover;
-use hearth_host::storage::{DataPartition, System, upkeep};
+use hearth_host::storage::{OwnedVolume, System, upkeep};
 use hearth_host::{boot_record, parameters, pki};
 use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::{firewall, mesh};
@@ -107,6 +108,7 @@ struct RoleServer {
     nodemgmt: Arc<nodemgmt::Worker>,
     statuspush: Arc<statuspush::Worker>,
     sysctls: Arc<sysctls::Worker>,
+    volumes: Arc<volumes::Worker<MachineDisks>>,
 }
 
 /// Starts all workers below the root runnable. Returns the member data, which the debug service
@@ -149,6 +151,8 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (local_roles_writer, local_roles) = event::value();
     let (node_settings_writer, node_settings) = event::value();
     let (refused_settings_writer, refused_settings) = event::value();
+    let (disk_problems_writer, disk_problems) = event::value();
+    let (data_volume_writer, data_volume) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (consensus_writer, consensus) = event::value();
     let (connection_writer, connection) = event::value();
@@ -369,8 +373,18 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         sysctls: Arc::new(sysctls::Worker {
             proc_sys: sysctl::PROC_SYS.into(),
             before: Mutex::default(),
-            node_settings,
+            node_settings: node_settings.clone(),
             refused_settings: refused_settings_writer,
+        }),
+        volumes: Arc::new(volumes::Worker {
+            disks: MachineDisks {
+                boot_disk: boot_disk.name.clone(),
+            },
+            data: root.data.clone(),
+            node_settings,
+            data_volume,
+            disk_problems: disk_problems_writer,
+            mounted: Mutex::default(),
         }),
         statuspush: Arc::new(statuspush::Worker {
             version: image.version.clone(),
@@ -384,6 +398,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             esp_writes,
             network_problems,
             refused_settings,
+            disk_problems,
             view,
             recorded,
             time: time_status.clone(),
@@ -404,9 +419,12 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         recorded: recorded_writer,
         disowned: disowned_writer,
     });
-    let data = DataPartition::new(
-        System::new(boot_disk, can_run_kubernetes),
-        root.data.clone(),
+    let further = MachineDisks {
+        boot_disk: boot_disk.name.clone(),
+    };
+    let data = OwnedVolume::new(
+        System::data_partition(boot_disk, can_run_kubernetes),
+        root.data.path().to_owned(),
     );
     let data = Arc::new(Mutex::new(data));
     let upkeep = Arc::new(upkeep::Worker {
@@ -430,6 +448,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         asker,
         prover,
         data,
+        erase_disks: Arc::new(move |owner| volumes::erase_all(&further, owner)),
         lifetime,
         can_run_kubernetes,
         report: Arc::new(report),
@@ -441,6 +460,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         time: time_status,
         founded,
         storage: storage_writer,
+        data_volume: data_volume_writer,
         bootstrap: bootstrap_writer,
         member: member_writer,
         status: status_writer,
@@ -472,6 +492,7 @@ async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
     ctx.run_worker("nodemgmt", &roles.nodemgmt, nodemgmt::run)?;
     ctx.run_worker("statuspush", &roles.statuspush, statuspush::run)?;
     ctx.run_worker("sysctls", &roles.sysctls, sysctls::run)?;
+    ctx.run_worker("volumes", &roles.volumes, volumes::run)?;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

@@ -23,6 +23,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("enrolment", "enrolment/src/driver.rs", "Parts"),
     ("unlock", "enrolment/src/unlocking.rs", "Worker"),
     ("storage", "host/src/storage/upkeep.rs", "Worker"),
+    ("volumes", "host/src/disks/volumes.rs", "Worker"),
     ("rejoin", "enrolment/src/rejoin.rs", "Parts"),
     ("controlplane", "core/src/controlplane/mod.rs", "Worker"),
     ("rolefetch", "agent/src/rolefetch.rs", "Worker"),

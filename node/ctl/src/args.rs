@@ -396,6 +396,12 @@ pub(crate) enum Setting {
     /// addition to what a node keeps for itself. The kubelet restarts; pods go
     /// on.
     ///
+    /// disk.NAME=CONDITIONS makes a further disk a volume, mounted at
+    /// /data/disks/NAME and encrypted as the data partition is. The conditions are
+    /// serial:TEXT, wwn:DIGITS and size:FROM..TO, separated by commas, such as
+    /// disk.scratch=size:900G..2T. The disk has to be empty, or to be named by
+    /// overwrite:SERIAL_OR_WWN: then everything on it is lost.
+    ///
     /// The node follows when it hears of the change, and at later boots. What its
     /// kernel refuses is shown by the condition Settings of the node.
     Set {

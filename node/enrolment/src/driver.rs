@@ -29,9 +29,9 @@ use hearth_host::layout::Root;
 use hearth_host::pki::{self, PkiError};
 use hearth_host::power::{Power, PowerRequest};
 use hearth_host::prover::Prover;
-use hearth_host::storage::header::{HeaderState, Phase};
+use hearth_host::storage::header::{Header, HeaderState, Owner, Phase};
 use hearth_host::storage::upkeep::{self, Reporter};
-use hearth_host::storage::{DataPartition, InUse, Mode, StorageBackend, StorageError, Volume};
+use hearth_host::storage::{InUse, Mode, OwnedVolume, StorageBackend, StorageError, Volume};
 use hearth_host::{around, credentials, failpoint, parameters};
 use hearth_parameters::Cluster;
 use tonic::Code;
@@ -50,6 +50,9 @@ use super::{console, disowning};
 const RARE: Duration = Duration::from_secs(60);
 
 /// What enrolment works with. `A` is the network's address value, of which only the existence
+/// Erases the further disks that have this owner.
+pub type EraseDisks = Arc<dyn Fn(&Owner) -> Result<(), StorageError> + Send + Sync>;
+
 /// matters here.
 pub struct Parts<M, A> {
     /// The parameters, read once at boot.
@@ -61,7 +64,9 @@ pub struct Parts<M, A> {
     /// The directory on the ESP.
     pub saved_directory: Arc<DirectoryStore>,
     /// The data partition.
-    pub data: Arc<Mutex<DataPartition<M>>>,
+    pub data: Arc<Mutex<OwnedVolume<M>>>,
+    /// Erases the further disks that have this owner.
+    pub erase_disks: EraseDisks,
     /// The client of the curators.
     pub asker: Arc<CuratorCaller>,
     /// Proves what this machine has booted; none without a TPM.
@@ -89,6 +94,8 @@ pub struct Parts<M, A> {
     pub founded: event::Value<Founded>,
     /// Written: how the mounted data partition is encrypted.
     pub storage: event::Writer<InUse>,
+    /// Written: its owner and keys, once it is mounted.
+    pub data_volume: event::Writer<Arc<Volume>>,
     /// Written: starts the control plane for a bootstrap.
     pub bootstrap: event::Writer<Arc<BootstrapData>>,
     /// Written: the member, after enrolment.
@@ -350,7 +357,9 @@ where
     }
 
     async fn mount(&self, volume: Volume) -> Result<Done, Failure> {
-        let data = self.data.clone();
+        let (data, directories) = (self.data.clone(), self.root.data.clone());
+        let volume = Arc::new(volume);
+        let mounting = volume.clone();
         let detail = match volume.secrets.as_ref().map(|secrets| secrets.mode) {
             Some(Mode::Encrypted) => "encrypted",
             Some(Mode::AuthenticatedEncrypted) => "encrypted and authenticated",
@@ -358,13 +367,17 @@ where
         };
         let mounted = blocking(move || {
             let mut data = locked(&data);
-            Ok((data.mount(&volume)?, data.in_use()?))
+            let is_new = data.mount(&mounting)?;
+            directories.make_directories()?;
+            directories.remove_mount_points();
+            Ok((is_new, data.in_use()?))
         });
         let (is_new, in_use) = mounted.await?.map_err(storage_failure)?;
         if is_new {
             (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
         }
         self.storage.set(in_use);
+        self.data_volume.set(volume);
         Ok(Done::Plain)
     }
 
@@ -564,9 +577,14 @@ where
         Ok(directory.unwrap_or_default())
     }
 
-    /// Encrypted data are lost with their key; unencrypted data are removed.
+    /// Encrypted data are lost with their key; unencrypted data are removed. Further disks become empty.
     async fn wipe_disowned(&self, disowned: Disowned) -> Result<Done, Failure> {
         let owner = disowned.data_owner();
+        let erase = self.erase_disks.clone();
+        // A disk that fails does not keep the others from being erased, nor the node from being removed.
+        if let Err(error) = blocking(move || erase(&owner)).await? {
+            tracing::warn!("{}", chain(error));
+        }
         let volume = Volume {
             owner,
             secrets: None,
@@ -574,7 +592,7 @@ where
         let (data, root) = (self.data.clone(), self.root.clone());
         blocking(move || {
             let mut data = locked(&data);
-            let is_open = |header: &hearth_host::storage::header::Header| {
+            let is_open = |header: &Header| {
                 header.owner == owner && header.phase == Phase::Ready && header.is_authentic(None)
             };
             match data.inspect().map_err(again)? {
@@ -582,6 +600,7 @@ where
                 _ => return Ok(Done::Plain),
             }
             data.mount(&volume).map_err(again)?;
+            root.data.make_directories().map_err(again)?;
             disowning::wipe(&root.data).map_err(again)?;
             Ok(Done::Plain)
         })
@@ -651,7 +670,7 @@ where
     /// Runs a step on the data partition, on a thread that may block.
     async fn on_data(
         &self,
-        step: impl FnOnce(&mut DataPartition<M>) -> Result<(), StorageError> + Send + 'static,
+        step: impl FnOnce(&mut OwnedVolume<M>) -> Result<(), StorageError> + Send + 'static,
     ) -> Result<Done, Failure> {
         let data = self.data.clone();
         let result = blocking(move || step(&mut locked(&data))).await?;
@@ -706,7 +725,7 @@ pub(super) async fn blocking<T: Send + 'static>(
         .map_err(again)
 }
 
-fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPartition<M>> {
+fn locked<M>(data: &Mutex<OwnedVolume<M>>) -> std::sync::MutexGuard<'_, OwnedVolume<M>> {
     // It has no state that a panic could leave inconsistent.
     data.lock().unwrap_or_else(PoisonError::into_inner)
 }

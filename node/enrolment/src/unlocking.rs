@@ -30,7 +30,7 @@ use hearth_api::v1::{
 use hearth_base::event;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::directory::DirectoryStore;
-use hearth_host::storage::{DataPartition, StorageBackend};
+use hearth_host::storage::{OwnedVolume, StorageBackend};
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
 
@@ -49,7 +49,7 @@ pub struct Worker<M> {
     /// The console of the machine.
     pub console: PathBuf,
     /// The data partition.
-    pub data: Arc<Mutex<DataPartition<M>>>,
+    pub data: Arc<Mutex<OwnedVolume<M>>>,
     /// The directory on the ESP: tells the owner where the other nodes are.
     pub saved_directory: Arc<DirectoryStore>,
     /// Read: the member that waits for its key.

@@ -268,6 +268,23 @@ impl Data {
         self.path.join("volumes")
     }
 
+    /// Where the further disk with this name is mounted. Created by its user.
+    pub fn disk(&self, name: &str) -> PathBuf {
+        self.path.join("disks").join(name)
+    }
+
+    /// Removes the mount points of further disks that are not mounted. One in which somebody has put files stays.
+    pub fn remove_mount_points(&self) {
+        let entries = std::fs::read_dir(self.path.join("disks")).into_iter();
+        for entry in entries.flatten().flatten() {
+            if let Err(error) = std::fs::remove_dir(entry.path())
+                && error.kind() == std::io::ErrorKind::DirectoryNotEmpty
+            {
+                tracing::warn!("{}: there are files, and no disk", entry.path().display());
+            }
+        }
+    }
+
     /// Creates the directories of a mounted data partition. They are durable with the first file in them that is synced,
     /// because XFS writes its log in order; until then nothing is lost with them, and each mount creates what is missing.
     pub fn make_directories(&self) -> Result<(), FileError> {
@@ -424,6 +441,11 @@ impl Node {
     /// The key with which a Kubernetes controller opens the keys of Secrets: a `StoredControllerKey`. Secret.
     pub fn controller_key(&self) -> PathBuf {
         self.path.join("secrets.pb")
+    }
+
+    /// Which disk is the volume with this name: a `StoredDisk`.
+    pub fn disk(&self, name: &str) -> PathBuf {
+        self.path.join("disks").join(format!("{name}.pb"))
     }
 
     /// The last known roles of the node: a `StoredRoles`.

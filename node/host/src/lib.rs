@@ -18,6 +18,7 @@ pub mod console;
 pub mod credentials;
 pub mod date;
 pub mod directory;
+pub mod disks;
 pub mod esp;
 pub mod esp_writes;
 pub mod extensions;

@@ -13,7 +13,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use hearth_api::private::{
-    StoredAddress, StoredControllerKey, StoredMember, StoredMesh, StoredRoles, StoredStarts,
+    StoredAddress, StoredControllerKey, StoredDisk, StoredMember, StoredMesh, StoredRoles,
+    StoredStarts,
 };
 use hearth_sys::files::{self, FileError};
 use prost::{DecodeError, Message};
@@ -68,6 +69,7 @@ records! {
     StoredStarts, "etcd starts", 1, Refuse;
     // A key could be generated again, but foreign bytes in the file must not be ignored.
     StoredMesh, "mesh", 1, Refuse;
+    StoredDisk, "disk of a volume", 1, Refuse;
     // Without it the node opens no Secret any more.
     StoredControllerKey, "controller key", 1, Refuse;
     // The counter can be recovered from other nodes.

@@ -3,8 +3,8 @@
 //! The answer is the name of a disk, typed in full. For one that is not empty it has to be typed twice. Any other answer is
 //! an error that says what was expected, and the question is asked again.
 
-use crate::choice::{Candidate, Needs, Obstacle};
-use crate::content::Content;
+use hearth_host::disks::choice::{Candidate, Needs, Obstacle};
+use hearth_host::disks::content::Content;
 
 /// What is asked for the second time.
 #[derive(Debug, Default)]
@@ -86,8 +86,9 @@ impl Dialogue {
 
 #[cfg(test)]
 mod tests {
+    use hearth_host::disks::choice::testing::{NEEDS, disk, full};
+
     use super::*;
-    use crate::choice::testing::{NEEDS, disk, full};
 
     #[test]
     fn an_empty_disk_is_chosen_by_its_name() {

@@ -1,15 +1,14 @@
-//! The disks of the machine: what is known of each, and which of them this installation has written already.
+//! Which disk of the machine this installation has written already.
 
-use std::fs::{self, File};
+use std::fs;
 
 use hearth_api::chain;
 use hearth_api::names::disk::ESP_TYPE;
+use hearth_host::disks::Known;
+use hearth_host::disks::content::Content;
 use hearth_host::layout::Esp;
-use hearth_sys::block::{BlockError, Blocks, Disk};
+use hearth_sys::block::{Blocks, Disk};
 use hearth_sys::mounts::{self, MountFlags};
-
-use crate::choice::Candidate;
-use crate::content::Content;
 
 /// The longest identity of an installation that is read, in bytes: twice what it has.
 const LONGEST: usize = 128;
@@ -18,35 +17,6 @@ const LONGEST: usize = 128;
 pub(crate) const ESP_FLAGS: MountFlags = MountFlags::NOEXEC
     .union(MountFlags::NODEV)
     .union(MountFlags::NOSUID);
-
-/// A disk, and what is known of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Known {
-    pub(crate) disk: Disk,
-    pub(crate) candidate: Candidate,
-}
-
-/// All disks but the medium with this name.
-pub(crate) fn all(blocks: &Blocks, medium: &str) -> Result<Vec<Known>, BlockError> {
-    let disks = blocks.disks()?.into_iter();
-    let others = disks.filter(|disk| disk.name != medium);
-    Ok(others.map(|disk| known(blocks, disk)).collect())
-}
-
-fn known(blocks: &Blocks, disk: Disk) -> Known {
-    let content = File::open(&disk.path)
-        .and_then(|file| Content::of(&file, disk.size, disk.sector_size))
-        .unwrap_or_else(|error| Content::Other(format!("it cannot be read: {error}")));
-    let candidate = Candidate {
-        name: disk.name.clone(),
-        size: disk.size,
-        sector_size: disk.sector_size,
-        is_read_only: disk.read_only,
-        identity: blocks.identity(&disk.name),
-        content,
-    };
-    Known { disk, candidate }
-}
 
 /// The disk that the installation with this identity has written completely, if there is one. `esp` is where the ESPs of
 /// nodes are mounted meanwhile.

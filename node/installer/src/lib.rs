@@ -6,7 +6,7 @@
 //! ```text
 //! find the medium by its label ─► parameters, from the usual sources (the medium is one of them)
 //!    ─► did this installation write a disk already? ── yes ─► say so, boot from it
-//!    ─► choose a disk by `install` ([`choice`]), or ask ([`dialogue`])
+//!    ─► choose a disk by `install` ([`choice`](hearth_host::disks::choice)), or ask ([`dialogue`])
 //!    ─► write the image, read it back ([`write`](mod@write)) ─► parameters and identity onto its ESP
 //!    ─► the partition table, last ─► the firmware's boot entry ─► reboot
 //! ```
@@ -20,10 +20,9 @@
 //!   that it has completed. So a medium that stays in the machine does no harm, even if the firmware prefers it.
 //! - Parameters that a node would refuse are refused before anything is written.
 //!
-//! Everything that decides is apart from what reads and writes: [`choice`], [`dialogue`], [`payload`], [`content`].
+//! Everything that decides is apart from what reads and writes: [`choice`](hearth_host::disks::choice),
+//! [`content`](hearth_host::disks::content), [`dialogue`], [`payload`].
 
-pub mod choice;
-pub mod content;
 pub mod dialogue;
 mod disks;
 mod medium;
@@ -38,19 +37,19 @@ use std::{fs, io};
 
 use hearth_api::chain;
 use hearth_api::console::Report;
+use hearth_api::disk_conditions::DiskConditions;
 use hearth_api::names::installer::KERNEL_WORD;
 use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_host::disks::Known;
+use hearth_host::disks::choice::{Candidate, Needs, choose};
 use hearth_host::layout::{COMMAND_LINE, Root};
 use hearth_host::parameters::{Source, Sources};
 use hearth_host::power::{Power, PowerRequest};
-use hearth_parameters::Install;
 use hearth_sys::block::Blocks;
 use hearth_sys::gpt::Partition;
 use ring::digest::{self, SHA256};
 
-use choice::{Candidate, Needs, choose};
 use dialogue::{Answer, Dialogue, question};
-use disks::Known;
 use target::{Additions, InstallError, Payload};
 use terminals::{Keyboards, Mirror};
 use write::Progress;
@@ -77,7 +76,7 @@ pub fn is_booted() -> io::Result<bool> {
 /// What the machine is told.
 struct Instructions {
     /// The disk; `None`: ask.
-    install: Option<Install>,
+    install: Option<DiskConditions>,
     /// The bytes, if they go onto the ESP of the disk. Secret.
     parameters: Option<Vec<u8>>,
     /// Of this payload with these parameters: 64 hexadecimal digits.
@@ -164,7 +163,7 @@ impl Installer {
             };
             let needs = Needs {
                 size: header.size,
-                sector_size: header.sector_size,
+                sector_size: Some(header.sector_size),
             };
             Ok(Ok(Begun {
                 medium,
@@ -183,7 +182,7 @@ impl Installer {
         let esp = self.root.ephemeral.target_esp();
         let look = move || -> Result<_, Failure> {
             let blocks = Blocks::default();
-            let disks = disks::all(&blocks, &begun.medium)?;
+            let disks = hearth_host::disks::all_but(&blocks, &begun.medium)?;
             let done = disks::installed(&blocks, &disks, &begun.instructions.identity, &esp);
             let done = match done {
                 Some(known) => {
@@ -202,7 +201,7 @@ impl Installer {
     fn by_parameters(
         &self,
         mirror: &Mirror,
-        install: &Install,
+        install: &DiskConditions,
         disks: &[Known],
         needs: Needs,
     ) -> Option<Known> {
@@ -210,8 +209,9 @@ impl Installer {
         match choose(install, &candidates, needs) {
             Ok(chosen) => find(disks, chosen),
             Err(error) => {
+                let error = format!("install: {error}");
                 tracing::warn!("{error}");
-                mirror.tell(&Report::Refused(error.to_string()));
+                mirror.tell(&Report::Refused(error));
                 None
             }
         }

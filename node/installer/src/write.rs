@@ -15,10 +15,10 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
+use hearth_host::disks::content::{is_zero, mark};
 use hearth_sys::gpt::{self, GptError, Medium, Table};
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 
-use crate::content::{is_zero, mark};
 use crate::payload::{Header, PIECE, PayloadError, read_extent};
 
 /// What is cleared at once, and what is written before it is synced.

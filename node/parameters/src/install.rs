@@ -1,65 +1,42 @@
 //! `install`: the disk on which an installer puts the node.
 
-use std::ops::RangeInclusive;
-
+use hearth_api::disk_conditions::{DiskConditions, LONGEST, is_word_of_disk};
 use hearth_api::labels::quoted;
 use hearth_api::v1;
 
 use super::Problem;
 
-/// More than serial numbers and names of disks have.
-const LONGEST: usize = 128;
-
-/// The conditions for the disk; all that are given have to hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Install {
-    /// Its serial number.
-    pub serial: Option<String>,
-    /// Its World Wide Name: hexadecimal digits, perhaps with a prefix.
-    pub wwn: Option<String>,
-    /// The kernel's name of it, without `/dev/`.
-    pub device: Option<String>,
-    /// Its size in bytes.
-    pub sizes: RangeInclusive<u64>,
-    /// Serial number or World Wide Name of a disk that may have something on it.
-    pub overwrite: Option<String>,
-}
-
-impl Install {
-    /// Parses the message.
-    pub(super) fn parse(message: v1::Install) -> Result<Self, Problem> {
-        let device = text("device", message.device)?;
-        let device = device.map(|name| match name.strip_prefix("/dev/") {
-            Some(name) => name.to_owned(),
-            None => name,
-        });
-        if let Some(name) = device.as_ref().filter(|name| name.contains('/')) {
-            let expected = "the kernel's name of a disk, such as \"nvme0n1\"";
-            return Err(Problem::unwanted("install.device", expected, quoted(name)));
-        }
-        let (min, max) = (message.min_size_bytes, message.max_size_bytes);
-        let max = if max == 0 { u64::MAX } else { max };
-        if min > max {
-            let expected = format!("at least min_size_bytes, {min}");
-            return Err(Problem::unwanted(
-                "install.max_size_bytes",
-                expected,
-                max.to_string(),
-            ));
-        }
-        Ok(Self {
-            serial: text("serial", message.serial)?,
-            wwn: text("wwn", message.wwn)?,
-            device,
-            sizes: min..=max,
-            overwrite: text("overwrite", message.overwrite)?,
-        })
+/// Parses the message.
+pub(super) fn parse(message: v1::Install) -> Result<DiskConditions, Problem> {
+    let device = text("device", message.device)?;
+    let device = device.map(|name| match name.strip_prefix("/dev/") {
+        Some(name) => name.to_owned(),
+        None => name,
+    });
+    if let Some(name) = device.as_ref().filter(|name| name.contains('/')) {
+        let expected = "the kernel's name of a disk, such as \"nvme0n1\"";
+        return Err(Problem::unwanted("install.device", expected, quoted(name)));
     }
+    let (min, max) = (message.min_size_bytes, message.max_size_bytes);
+    let max = if max == 0 { u64::MAX } else { max };
+    if min > max {
+        let expected = format!("at least min_size_bytes, {min}");
+        return Err(Problem::unwanted(
+            "install.max_size_bytes",
+            expected,
+            max.to_string(),
+        ));
+    }
+    Ok(DiskConditions {
+        serial: text("serial", message.serial)?,
+        wwn: text("wwn", message.wwn)?,
+        device,
+        sizes: min..=max,
+        overwrite: text("overwrite", message.overwrite)?,
+    })
 }
-
 fn text(field: &str, text: String) -> Result<Option<String>, Problem> {
-    let is_plain = text.chars().all(|c| c == ' ' || c.is_ascii_graphic());
-    if !is_plain || text.len() > LONGEST || text.trim() != text {
+    if !is_word_of_disk(&text) {
         let expected =
             format!("at most {LONGEST} printable characters of ASCII, without blanks around them");
         return Err(Problem::unwanted(
@@ -77,7 +54,7 @@ mod tests {
 
     #[test]
     fn an_empty_message_is_any_disk() {
-        let any = Install::parse(v1::Install::default()).unwrap();
+        let any = parse(v1::Install::default()).unwrap();
         assert_eq!(any.sizes, 0..=u64::MAX);
         assert_eq!((any.serial, any.overwrite), (None, None));
     }
@@ -85,7 +62,7 @@ mod tests {
     #[test]
     fn what_no_disk_can_meet_is_refused_with_its_field() {
         let none = v1::Install::default;
-        let refused = |message| Install::parse(message).unwrap_err().to_string();
+        let refused = |message| parse(message).unwrap_err().to_string();
         let message = refused(v1::Install {
             min_size_bytes: 2000,
             max_size_bytes: 1000,
@@ -105,7 +82,7 @@ mod tests {
             });
             assert!(message.starts_with("install.serial: expected at most 128"));
         }
-        let device = Install::parse(v1::Install {
+        let device = parse(v1::Install {
             device: "/dev/sda".into(),
             ..none()
         });

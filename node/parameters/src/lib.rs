@@ -35,6 +35,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+use hearth_api::disk_conditions::DiskConditions;
 use hearth_api::identity::EnrolmentId;
 use hearth_api::labels::{LabelError, quoted};
 use hearth_api::ranges::ClusterRanges;
@@ -46,7 +47,6 @@ use prost::Message;
 
 pub use bootstrap::{Bootstrap, ClusterSeed, storage_security, tpm_usage};
 pub use cold_start::{ColdStartError, cold_start_policy};
-pub use install::Install;
 pub use network::{BondMode, Device, Interface, Mac, Network, Route};
 pub use register::Register;
 
@@ -65,7 +65,7 @@ pub struct Parameters {
     /// The time servers of this machine, instead of those of the cluster and of DHCP; may be empty.
     pub time_servers: Vec<TimeServer>,
     /// The disk on which an installer puts the node; `None`: it asks.
-    pub install: Option<Install>,
+    pub install: Option<DiskConditions>,
 }
 
 /// How the machine becomes part of a cluster.
@@ -234,7 +234,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, Problem> {
                 Problem::unwanted("wipe.enrolment_id", "16 bytes", format!("{}", error.found))
             })?,
         time_servers: time_servers(&message.time_servers)?,
-        install: message.install.map(Install::parse).transpose()?,
+        install: message.install.map(install::parse).transpose()?,
     })
 }
 

@@ -187,7 +187,7 @@ async fn a_disk_with_another_system_is_refused_and_overwritten_only_by_its_name(
     let vm = node.power_on().await?;
     let refusal = vm.refusal().await?;
     let wanted =
-        "expected an empty disk, got a partition table (GPT) with 1 partitions: \"ARCHIVE\"";
+        "expected an empty disk, got a partition table (GPT) with 1 partition: \"ARCHIVE\"";
     ensure!(refusal.contains(wanted), "{refusal}");
     // It asks, and takes no other answer than the name, twice.
     vm.waits_in_the_end().await?;

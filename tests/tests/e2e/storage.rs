@@ -1,18 +1,22 @@
 //! The data partition: created, grown, encrypted, and not changed if the content of the disk is unexpected.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, ensure};
 use hearth_api::identity::ClusterId;
 use hearth_api::names::disk::ESP_STATE_FILES;
 use hearth_api::ownership::Replacement;
 use hearth_api::recovery::console::{BEGIN, ConsoleChallenge};
-use hearth_api::v1::{self, StorageSecurity, StorageSecurityPolicy};
+use hearth_api::v1::{
+    self, NodeSetting, StorageSecurity, StorageSecurityPolicy, UpdateNodeSettingsRequest,
+};
 use hearth_lab::Owner;
 use hearth_lab::record::Storage;
+use hearth_operator::by_id;
 use hearth_operator::unlock::{Keys, UnlockError};
 use hearth_tests::node::{Node, Running};
-use hearth_tests::{Operator, Outcome, TestCtx, bounds, here};
+use hearth_tests::{Operator, Outcome, TestCtx, bounds, here, retry_unavailable};
 
 /// The slots of the sealed configuration on the ESP.
 pub(crate) const SEALED: [&str; 2] = [
@@ -164,12 +168,97 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
     drop(keyboard);
     vm.home().await?;
     vm.wiped(100).await?;
-    let grown =
-        |line: &str| line.contains("grew the file system to the size of the data partition");
+    let grown = |line: &str| line.contains("grew the file system to the size of the volume");
     vm.wait_for("a larger file system", bounds::SOON, grown)
         .await?;
     vm.power_off().await?;
     test.passed()
+}
+
+/// A second disk becomes a volume by the node's settings: encrypted with keys that the node has only after it was unlocked, the same
+/// one at the next boot, and none when the disk is missing.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_second_disk_is_an_encrypted_volume() -> Outcome {
+    const SETTING: &str = "disk.scratch";
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    node.tell(&node.owner.parameters(Storage::Encrypted.configuration()));
+    let second = node.add_disk(2 << 30)?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let owner = vm.owned().await?;
+    let id = owner.one_healthy_node().await?.id;
+    let set = NodeSetting {
+        name: SETTING.to_owned(),
+        value: "size:1G..3G".to_owned(),
+    };
+    change_settings(&owner, &id, vec![set], Vec::new()).await?;
+    vm.says(&["disk.scratch: formatting vdb"]).await?;
+    vm.says(&["disk.scratch: mounted vdb", "/data/disks/scratch"])
+        .await?;
+    vm.power_off().await?;
+    let mut bytes = [0; 4];
+    let disk = fs::File::open(&second)?;
+    disk.read_exact_at(&mut bytes, PAYLOAD)?;
+    ensure!(&bytes != b"XFSB", "the file system is not encrypted");
+
+    node.parameters = None;
+    let keys = node.owner.keys().context("no recovery key")?;
+    let vm = node.power_on().await?;
+    vm.waiting().await?;
+    vm.unlock(&keys).await?;
+    vm.home().await?;
+    vm.says(&["disk.scratch: mounted vdb"]).await?;
+    let log = fs::read(vm.run_dir().serial_log())?;
+    let formatted = String::from_utf8_lossy(&log).contains("disk.scratch: formatting");
+    ensure!(!formatted, "it was formatted again");
+    change_settings(&vm.owned().await?, &id, Vec::new(), vec![SETTING.into()]).await?;
+    vm.says(&["disk.scratch: unmounted vdb"]).await?;
+    let set = NodeSetting {
+        name: SETTING.to_owned(),
+        value: "size:1G..3G".to_owned(),
+    };
+    change_settings(&vm.owned().await?, &id, vec![set], Vec::new()).await?;
+    vm.power_off().await?;
+
+    node.remove_second_disk();
+    let vm = node.power_on().await?;
+    vm.waiting().await?;
+    vm.unlock(&keys).await?;
+    vm.home().await?;
+    let is_missed = |node: &v1::Node| {
+        let conditions = node.status.iter().flat_map(|status| &status.conditions);
+        let mut disks = conditions.filter(|condition| condition.r#type == "Disks");
+        disks.any(|condition| {
+            condition
+                .message
+                .contains("the disk that it was formatted on")
+        })
+    };
+    let owner = vm.owned().await?;
+    owner.one_healthy_node_that(is_missed).await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+async fn change_settings(
+    owner: &Operator,
+    node: &str,
+    upsert: Vec<NodeSetting>,
+    delete: Vec<String>,
+) -> Outcome {
+    let request = UpdateNodeSettingsRequest {
+        node: Some(by_id(node)),
+        upsert,
+        delete,
+    };
+    let change = || async {
+        let mut management = owner.once().management();
+        management.update_node_settings(request.clone()).await
+    };
+    retry_unavailable(change).await?;
+    Ok(())
 }
 
 fn has_storage(node: &v1::Node) -> bool {

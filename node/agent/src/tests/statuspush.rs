@@ -35,6 +35,7 @@ struct Pushing {
     sealed_failed: Writer<Option<String>>,
     network_problems: Writer<Vec<String>>,
     refused_settings: Writer<Vec<String>>,
+    disk_problems: Writer<Vec<String>>,
     view: Writer<Arc<View>>,
     recorded: Writer<UnlockSettings>,
     time: Writer<TimeStatus>,
@@ -94,6 +95,7 @@ async fn pushing() -> Pushing {
     sealed_failed.set(None);
     let (problems_writer, network_problems) = event::value();
     let (refused_writer, refused_settings) = event::value();
+    let (disks_writer, disk_problems) = event::value();
     let (view_writer, view) = event::value();
     let (recorded_writer, recorded) = event::value();
     let (time_writer, time) = event::value();
@@ -127,6 +129,7 @@ async fn pushing() -> Pushing {
         },
         network_problems,
         refused_settings,
+        disk_problems,
         view,
         recorded,
         time,
@@ -141,6 +144,7 @@ async fn pushing() -> Pushing {
         state: state_writer,
         network_problems: problems_writer,
         refused_settings: refused_writer,
+        disk_problems: disks_writer,
         second_address: second_writer,
         directory_saved: directory_writer,
         conditions: conditions_writer,
@@ -229,6 +233,12 @@ async fn what_an_interface_lacks_is_reported_until_it_does_not() {
     let conditions = report(curator, 4).await.conditions;
     assert_eq!(conditions[0].r#type, "Settings");
     assert_eq!(conditions[0].message, "cannot set vm.swappiness to 300");
+    test.refused_settings.set(Vec::new());
+    assert_eq!(report(curator, 5).await.conditions, []);
+    test.disk_problems
+        .set(vec!["disk.scratch: its disk is gone".into()]);
+    let conditions = report(curator, 6).await.conditions;
+    assert_eq!(conditions[0].r#type, "Disks");
     test.worker.stop().await;
 }
 

@@ -83,7 +83,10 @@ impl Machine {
     ) -> Self {
         let machine = Self::new();
         let volume = founding.volume();
-        let mut data = DataPartition::new(machine.files.rebooted(), machine.root.data.clone());
+        let mut data = OwnedVolume::new(
+            machine.files.rebooted(),
+            machine.root.data.path().to_owned(),
+        );
         data.initialise(&volume).unwrap();
         data.make_file_system(&volume, &mut |_| {}).unwrap();
         data.mark_ready(&volume).unwrap();
@@ -128,9 +131,9 @@ impl Machine {
         let (owners_key_writer, owners_key) = event::value();
         let reports = Arc::new(StdMutex::new(Vec::new()));
         let power = Power::default();
-        let data = Arc::new(Mutex::new(DataPartition::new(
+        let data = Arc::new(Mutex::new(OwnedVolume::new(
             self.files.rebooted(),
-            self.root.data.clone(),
+            self.root.data.path().to_owned(),
         )));
         let unlocking = Arc::new(unlocking::Worker {
             listen: self.unlock_at,
@@ -148,6 +151,7 @@ impl Machine {
             asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into(), None)),
             prover: None,
             data,
+            erase_disks: Arc::new(|_| Ok(())),
             lifetime: self.lifetime,
             can_run_kubernetes: false,
             report: {
@@ -162,6 +166,7 @@ impl Machine {
             time: event::value().1,
             founded,
             storage: event::value().0,
+            data_volume: event::value().0,
             bootstrap: bootstrap_writer,
             member: member_writer,
             status: standing_writer,
@@ -214,7 +219,7 @@ impl Machine {
     }
 
     pub(crate) fn header(&self) -> HeaderState {
-        let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
+        let mut data = OwnedVolume::new(self.files.rebooted(), self.root.data.path().to_owned());
         data.inspect().unwrap()
     }
 

@@ -25,8 +25,11 @@ use super::keys::{SALT_LEN, Secrets};
 /// The size of the header region, in bytes; the payload follows.
 pub const REGION: u64 = 1 << 20;
 
+/// How a header begins.
+pub const MAGIC: [u8; 8] = *b"HRTHDATA";
+
 const FORMAT: SlotFormat = SlotFormat {
-    magic: *b"HRTHDATA",
+    magic: MAGIC,
     version: VERSION,
 };
 const VERSION: u32 = 1;
@@ -241,6 +244,14 @@ impl HeaderRegion {
     /// The path of the device.
     pub fn device(&self) -> &Path {
         &self.device
+    }
+
+    /// The header of a disk that may be anybody's: nothing is repaired. `None`: there is no valid one.
+    pub fn peek(&mut self) -> Option<Header> {
+        match self.slots.peek() {
+            Ok(Loaded::Value { payload, .. }) => Header::decode(&payload).ok(),
+            _ => None,
+        }
     }
 
     /// Reads the header and repairs a damaged slot.

@@ -1,4 +1,4 @@
-//! The data partition: finds, formats, opens and mounts it.
+//! Volumes that belong to one node: the data partition, and further disks. Formats, opens and mounts them.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -7,11 +7,11 @@
 //!
 //! # Invariants
 //! - The payload is formatted only if the header region is blank or holds a header in phase
-//!   INITIALISING with the same owner. [`DataPartition`] reads the header again immediately before
+//!   INITIALISING with the same owner. [`OwnedVolume`] reads the header again immediately before
 //!   each step that writes, whatever its caller assumes.
 //! - A header in phase READY is written only after the file system is durable, and nothing is
 //!   mounted before.
-//! - Nothing here overwrites a header region with foreign content. Only [`DataPartition::erase`]
+//! - Nothing here overwrites a header region with foreign content. Only [`OwnedVolume::erase`]
 //!   does, for which its caller needs a wipe parameter.
 //! - Each step can be repeated.
 //!
@@ -39,7 +39,7 @@ use hearth_api::identity::random_bytes;
 use hearth_sys::block::BlockError;
 use hearth_sys::files::FileError;
 
-use crate::{failpoint, layout};
+use crate::failpoint;
 use header::{Header, HeaderError, HeaderRegion, HeaderState, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
@@ -57,10 +57,10 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// The header region has foreign content.
-    #[error("the data partition has foreign content: {0}")]
+    #[error("foreign content: {0}")]
     Foreign(String),
     /// The owner is another node, or another enrolment of this one.
-    #[error("data partition owner: expected {wanted}, got {found}")]
+    #[error("owner: expected {wanted}, got {found}")]
     OtherOwner {
         /// The actual owner.
         found: Box<Owner>,
@@ -68,12 +68,10 @@ pub enum StorageError {
         wanted: Box<Owner>,
     },
     /// The MAC of the header does not match: the keys differ, or the header was altered.
-    #[error(
-        "cannot authenticate the header of the data partition: the keys differ, or it was altered"
-    )]
+    #[error("cannot authenticate the header: the keys differ, or it was altered")]
     NotAuthentic,
     /// Formatting has not reached this step, or has gone beyond it.
-    #[error("data partition phase: expected {wanted}, got {found}")]
+    #[error("phase: expected {wanted}, got {found}")]
     Phase {
         /// The actual phase.
         found: &'static str,
@@ -82,11 +80,11 @@ pub enum StorageError {
     },
     /// It was made by a former release, with a cipher that this one does not use.
     #[error(
-        "the data partition has the format of a former release: decommission this node, and let it register again"
+        "it has the format of a former release: decommission this node, and let it register again"
     )]
     FormerFormat(#[source] BoxError),
     /// The disk fails while it is wiped.
-    #[error("cannot wipe bytes {from} to {to} of the data partition")]
+    #[error("cannot wipe bytes {from} to {to}")]
     Wipe {
         /// The first byte.
         from: u64,
@@ -107,7 +105,7 @@ pub enum StorageError {
         source: BoxError,
     },
     /// The fixed directories cannot be created.
-    #[error("cannot create the directories of the data partition")]
+    #[error("cannot create its directories")]
     Directories(#[from] FileError),
 }
 
@@ -133,7 +131,7 @@ impl StorageError {
     }
 }
 
-/// The data partition as its node expects it.
+/// A volume as its node expects it.
 #[derive(Clone, Debug)]
 pub struct Volume {
     /// The expected owner.
@@ -157,9 +155,9 @@ impl Volume {
 /// The operations that need a kernel. Each step can be repeated, even by a process that does not
 /// know how far an earlier one got.
 pub trait StorageBackend: Send + 'static {
-    /// The path of the partition's device node.
+    /// The path of the device node.
     fn device(&mut self) -> Result<PathBuf, StorageError>;
-    /// Grows the partition to the maximum that its disk allows. It must not be open.
+    /// Grows a partition to the maximum that its disk allows. It must not be open.
     fn grow(&mut self) -> Result<(), StorageError>;
     /// Formats the device before it can be opened with this key, and wipes it where that is needed to read it. Destroys the
     /// payload, unless it goes on with an earlier attempt with the same key.
@@ -178,6 +176,10 @@ pub trait StorageBackend: Send + 'static {
     fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError>;
     /// Mounts the payload.
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
+    /// Unmounts it; it may not be mounted.
+    fn unmount(&mut self, at: &Path) -> Result<(), StorageError>;
+    /// Closes what [`StorageBackend::open`] has opened.
+    fn close(&mut self) -> Result<(), StorageError>;
     /// Grows the mounted file system to the size of the payload. Where its new end has to be wiped first, this only
     /// begins; [`StorageBackend::grow_further`] does the rest.
     fn grow_file_system(
@@ -200,11 +202,12 @@ pub trait StorageBackend: Send + 'static {
     fn table(&mut self) -> Result<Option<String>, StorageError>;
 }
 
-/// The data partition of this machine.
+/// The data partition of this machine, or another volume of it.
 #[derive(Debug)]
-pub struct DataPartition<M> {
+pub struct OwnedVolume<M> {
     machinery: M,
-    data: layout::Data,
+    /// Where it is mounted.
+    at: PathBuf,
     front: Option<HeaderRegion>,
     /// The volume on which this boot has made the file system: it is open, and need not be opened again to be mounted.
     made: Option<PathBuf>,
@@ -212,12 +215,12 @@ pub struct DataPartition<M> {
     mounted: Option<PathBuf>,
 }
 
-impl<M: StorageBackend> DataPartition<M> {
-    /// The data partition to be mounted at `data`.
-    pub fn new(machinery: M, data: layout::Data) -> Self {
+impl<M: StorageBackend> OwnedVolume<M> {
+    /// The volume, to be mounted at `at`.
+    pub fn new(machinery: M, at: PathBuf) -> Self {
         Self {
             machinery,
-            data,
+            at,
             front: None,
             made: None,
             mounted: None,
@@ -242,6 +245,25 @@ impl<M: StorageBackend> DataPartition<M> {
     pub fn erase(&mut self) -> Result<(), StorageError> {
         self.made = None;
         Ok(self.front()?.erase()?)
+    }
+
+    /// The salt of the header, which no other volume has.
+    pub fn salt(&mut self) -> Result<[u8; SALT_LEN], StorageError> {
+        match self.inspect()? {
+            HeaderState::Header(header) => Ok(header.salt),
+            HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
+            HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
+                found: "blank",
+                wanted: phase_name(Phase::Initialising),
+            }),
+        }
+    }
+
+    /// Unmounts and closes the volume. If it is in use, it stays as it is.
+    pub fn unmount(&mut self) -> Result<(), StorageError> {
+        self.machinery.unmount(&self.at)?;
+        (self.made, self.mounted) = (None, None);
+        self.machinery.close()
     }
 
     /// Writes a header for this owner, in phase INITIALISING, with a new salt. A wipe goes on where it was interrupted, so
@@ -313,15 +335,15 @@ impl<M: StorageBackend> DataPartition<M> {
         Ok(())
     }
 
-    /// Opens and mounts the partition; requires a header in phase READY. Returns false if it was
+    /// Opens and mounts the volume; requires a header in phase READY. Returns false if it was
     /// already mounted, by an enrolment that has been restarted since.
     ///
     /// A disk that has been enlarged is used whole from then on, or, with authenticated encryption, when
-    /// [`DataPartition::grow_further`] has wiped its new end. If that fails, the node runs with what it had: the reason is
+    /// [`OwnedVolume::grow_further`] has wiped its new end. If that fails, the node runs with what it had: the reason is
     /// in the log.
     pub fn mount(&mut self, volume: &Volume) -> Result<bool, StorageError> {
         let (_, header) = self.header(volume, Phase::Ready)?;
-        let at = self.data.path().to_owned();
+        let at = self.at.clone();
         let mounted = self.machinery.is_mounted(&at)?;
         if !mounted {
             let payload = match self.made.take() {
@@ -337,16 +359,13 @@ impl<M: StorageBackend> DataPartition<M> {
             warn_of(self.machinery.grow_file_system(key, &payload, &at));
             self.mounted = Some(payload);
         }
-        self.data.make_directories()?;
         Ok(!mounted)
     }
 
     /// The next step of growing the mounted file system; false if there is none.
     pub fn grow_further(&mut self, on_progress: OnProgress<'_>) -> Result<bool, StorageError> {
         match &self.mounted {
-            Some(payload) => self
-                .machinery
-                .grow_further(payload, self.data.path(), on_progress),
+            Some(payload) => self.machinery.grow_further(payload, &self.at, on_progress),
             None => Ok(false),
         }
     }
@@ -354,7 +373,7 @@ impl<M: StorageBackend> DataPartition<M> {
     /// Tells the disk what the mounted file system does not use; returns the number of bytes, or `None` if that is not
     /// possible.
     pub fn discard_unused(&mut self) -> Result<Option<u64>, StorageError> {
-        self.machinery.discard_unused(self.data.path())
+        self.machinery.discard_unused(&self.at)
     }
 
     /// How the open payload is encrypted, as the kernel says.

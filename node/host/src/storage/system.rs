@@ -1,4 +1,4 @@
-//! The data partition of a real machine: partition, device-mapper, XFS.
+//! Volumes of a real machine: partition or disk, device-mapper, XFS.
 //!
 //! ```text
 //!   /data                    XFS
@@ -8,6 +8,8 @@
 //!   hearth-data-payload      dm-linear         everything after the header
 //!   partition of type DATA_TYPE on the boot disk
 //! ```
+//!
+//! A further disk is used whole: `/data/disks/NAME` is on `hearth-disk-NAME`, that on `hearth-disk-NAME.integrity`, and so on.
 //!
 //! The linear volume is used in every mode, so that nothing above it can access the header, and so
 //! that the payload has the same offset in all modes.
@@ -31,42 +33,76 @@ use crate::failpoint;
 
 const GROW: &str = "grow the file system";
 
-const VOLUME: &str = "hearth-data";
-const INTEGRITY: &str = "hearth-data-integrity";
-const PAYLOAD: &str = "hearth-data-payload";
-/// A second opening of the authenticated volume, to write behind the end of the file system on the first one: the kernel
-/// lets nobody write to a device that is mounted.
-const NEW_END: &str = "hearth-data-new-end";
+/// The names of the kernel's devices of one volume.
+struct Names {
+    volume: String,
+    integrity: String,
+    payload: String,
+    /// A second opening of the authenticated volume, to write behind the end of the file system on the first one: the
+    /// kernel lets nobody write to a device that is mounted.
+    new_end: String,
+}
+
+/// What a volume is on.
+enum Place {
+    /// The data partition of this disk.
+    DataPartition {
+        boot_disk: Disk,
+        found: Option<Box<PartitionDevice>>,
+    },
+    /// All of the disk with this device.
+    WholeDisk(PathBuf),
+}
 
 /// The [`StorageBackend`] of a real machine.
 pub struct System {
-    boot_disk: Disk,
+    place: Place,
+    names: Names,
     quotas: bool,
-    partition: Option<PartitionDevice>,
     new_end: Option<Wiping>,
 }
 
 impl System {
     /// `quotas`: whether the file system is mounted with project quotas, which volumes of pods need. The first mount
     /// with them takes a while: it counts all files.
-    pub fn new(boot_disk: Disk, quotas: bool) -> Self {
+    pub fn data_partition(boot_disk: Disk, quotas: bool) -> Self {
         Self {
-            boot_disk,
+            place: Place::DataPartition {
+                boot_disk,
+                found: None,
+            },
+            names: Names::of("hearth-data", '-'),
             quotas,
-            partition: None,
             new_end: None,
         }
     }
 
-    fn partition(&mut self) -> Result<PartitionDevice, StorageError> {
-        if let Some(partition) = &self.partition {
-            return Ok(partition.clone());
+    /// The disk with this device, as the volume with this name.
+    pub fn whole_disk(device: &Path, name: &str) -> Self {
+        Self {
+            place: Place::WholeDisk(device.to_owned()),
+            // No name of a volume has a point.
+            names: Names::of(&format!("hearth-disk-{name}"), '.'),
+            quotas: false,
+            new_end: None,
         }
-        let found = Blocks::default()
-            .only_partition(&self.boot_disk, DATA_TYPE)
-            .map_err(failed("find the data partition"))?;
-        self.partition = Some(found.clone());
-        Ok(found)
+    }
+
+    /// `None`: the volume is on no partition.
+    fn partition(&mut self) -> Result<Option<PartitionDevice>, StorageError> {
+        match &mut self.place {
+            Place::WholeDisk(_) => Ok(None),
+            Place::DataPartition {
+                found: Some(found), ..
+            } => Ok(Some((**found).clone())),
+            Place::DataPartition { boot_disk, found } => {
+                let partition = Blocks::default()
+                    .only_partition(boot_disk, DATA_TYPE)
+                    .map_err(failed("find the data partition"))?;
+                *found = Some(Box::new(partition.clone()));
+                Ok(Some(partition))
+            }
+        }
     }
 }
 
@@ -74,41 +110,106 @@ fn failed<E: Into<BoxError>>(step: &'static str) -> impl FnOnce(E) -> StorageErr
     move |error| StorageError::machinery(step)(error.into())
 }
 
-/// Closes the volumes of an earlier attempt, from the top down, and opens the payload.
-fn reopen_payload(device: &Path) -> Result<(DeviceMapper, PathBuf), DmError> {
-    let mapper = DeviceMapper::open()?;
-    for name in [NEW_END, VOLUME, INTEGRITY, PAYLOAD] {
-        mapper.remove(name)?;
-    }
-    let payload = mapper.open_part(PAYLOAD, device, REGION)?;
-    Ok((mapper, payload))
-}
-
-fn open(key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, DmError> {
-    let (mapper, payload) = reopen_payload(device)?;
-    match key {
-        None => Ok(payload),
-        Some(VolumeKey::Xts(key)) => mapper.open_encrypted(VOLUME, &payload, &XtsKey::new(key)),
-        Some(VolumeKey::Aead(key)) => {
-            open_layers(&mapper, &payload, &AeadKey::new(key), Writes::Journaled)
+impl Names {
+    fn of(prefix: &str, separator: char) -> Self {
+        let name = |part: &str| format!("{prefix}{separator}{part}");
+        Self {
+            volume: prefix.to_owned(),
+            integrity: name("integrity"),
+            payload: name("payload"),
+            new_end: name("new-end"),
         }
     }
-}
 
-/// Opens both layers of an authenticated volume.
-fn open_layers(
-    mapper: &DeviceMapper,
-    payload: &Path,
-    key: &AeadKey,
-    writes: Writes,
-) -> Result<PathBuf, DmError> {
-    let integrity = mapper.open_integrity(INTEGRITY, payload, writes)?;
-    mapper.open_authenticated(VOLUME, &integrity, key)
-}
+    /// Closes everything, from the top down.
+    fn close(&self) -> Result<DeviceMapper, DmError> {
+        let mapper = DeviceMapper::open()?;
+        for name in [&self.new_end, &self.volume, &self.integrity, &self.payload] {
+            mapper.remove(name)?;
+        }
+        Ok(mapper)
+    }
 
-fn close_layers(mapper: &DeviceMapper) -> Result<(), DmError> {
-    mapper.remove(VOLUME)?;
-    mapper.remove(INTEGRITY)
+    /// Closes the volumes of an earlier attempt, and opens the payload.
+    fn reopen_payload(&self, device: &Path) -> Result<(DeviceMapper, PathBuf), DmError> {
+        let mapper = self.close()?;
+        let payload = mapper.open_part(&self.payload, device, REGION)?;
+        Ok((mapper, payload))
+    }
+
+    fn open(&self, key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, DmError> {
+        let (mapper, payload) = self.reopen_payload(device)?;
+        match key {
+            None => Ok(payload),
+            Some(VolumeKey::Xts(key)) => {
+                mapper.open_encrypted(&self.volume, &payload, &XtsKey::new(key))
+            }
+            Some(VolumeKey::Aead(key)) => {
+                self.open_layers(&mapper, &payload, &AeadKey::new(key), Writes::Journaled)
+            }
+        }
+    }
+
+    /// Opens both layers of an authenticated volume.
+    fn open_layers(
+        &self,
+        mapper: &DeviceMapper,
+        payload: &Path,
+        key: &AeadKey,
+        writes: Writes,
+    ) -> Result<PathBuf, DmError> {
+        let integrity = mapper.open_integrity(&self.integrity, payload, writes)?;
+        mapper.open_authenticated(&self.volume, &integrity, key)
+    }
+
+    fn close_layers(&self, mapper: &DeviceMapper) -> Result<(), DmError> {
+        mapper.remove(&self.volume)?;
+        mapper.remove(&self.integrity)
+    }
+
+    /// Wipes a new authenticated volume.
+    fn make_readable(
+        &self,
+        key: &AeadKey,
+        device: &Path,
+        on_progress: OnProgress<'_>,
+    ) -> Result<(), StorageError> {
+        const FORMAT: &str = "format the volume for authentication";
+        let begun = self.begin(key, device);
+        let (mapper, mut wiping) = begun.map_err(StorageError::machinery(FORMAT))?;
+        while wiping.step(on_progress)? {
+            if wiping.wipe.is_half_done() {
+                failpoint!("storage.half_wiped");
+            }
+        }
+        self.close_layers(&mapper).map_err(failed(FORMAT))
+    }
+
+    /// Formats the lower layer of an authenticated volume, or goes on where an earlier attempt with the same key was
+    /// interrupted.
+    fn begin(&self, key: &AeadKey, device: &Path) -> Result<(DeviceMapper, Wiping), BoxError> {
+        let (mapper, payload) = self.reopen_payload(device)?;
+        let begun = match self.open_layers(&mapper, &payload, key, Writes::Journaled) {
+            // What the journal has of a file system that was being made is written where it belongs.
+            Ok(volume) if is_readable(&volume, 0)? => {
+                let part = 0..block::size_of(&volume)?;
+                Some(Wipe::resumed(part, |offset| is_readable(&volume, offset))?)
+            }
+            // Whatever is there was not begun with this key.
+            Ok(_) | Err(_) => None,
+        };
+        self.close_layers(&mapper)?;
+        if begun.is_none() {
+            mapper.format_integrity(&self.integrity, &payload)?;
+        }
+        // What a power cut damages is written again.
+        let volume = self.open_layers(&mapper, &payload, key, Writes::Direct)?;
+        let wipe = match begun {
+            Some(wipe) => wipe,
+            None => Wipe::new(0..block::size_of(&volume)?),
+        };
+        Ok((mapper, Wiping::new(wipe, volume)))
+    }
 }
 
 /// A wipe of an open volume.
@@ -156,67 +257,29 @@ fn is_readable(volume: &Path, offset: u64) -> Result<bool, BlockError> {
     block::is_readable(volume, offset, BLOCK)
 }
 
-/// Wipes a new authenticated volume.
-fn make_readable(
-    key: &AeadKey,
-    device: &Path,
-    on_progress: OnProgress<'_>,
-) -> Result<(), StorageError> {
-    const FORMAT: &str = "format the data partition for authentication";
-    let (mapper, mut wiping) = begin(key, device).map_err(StorageError::machinery(FORMAT))?;
-    while wiping.step(on_progress)? {
-        if wiping.wipe.is_half_done() {
-            failpoint!("storage.half_wiped");
-        }
-    }
-    close_layers(&mapper).map_err(failed(FORMAT))
-}
-
-/// Formats the lower layer of an authenticated volume, or goes on where an earlier attempt with the same key was
-/// interrupted.
-fn begin(key: &AeadKey, device: &Path) -> Result<(DeviceMapper, Wiping), BoxError> {
-    let (mapper, payload) = reopen_payload(device)?;
-    let begun = match open_layers(&mapper, &payload, key, Writes::Journaled) {
-        // What the journal has of a file system that was being made is written where it belongs.
-        Ok(volume) if is_readable(&volume, 0)? => {
-            let part = 0..block::size_of(&volume)?;
-            Some(Wipe::resumed(part, |offset| is_readable(&volume, offset))?)
-        }
-        // Whatever is there was not begun with this key.
-        Ok(_) | Err(_) => None,
-    };
-    close_layers(&mapper)?;
-    if begun.is_none() {
-        mapper.format_integrity(INTEGRITY, &payload)?;
-    }
-    // What a power cut damages is written again.
-    let volume = open_layers(&mapper, &payload, key, Writes::Direct)?;
-    let wipe = match begun {
-        Some(wipe) => wipe,
-        None => Wipe::new(0..block::size_of(&volume)?),
-    };
-    Ok((mapper, Wiping::new(wipe, volume)))
-}
-
 fn grow(payload: &Path, at: &Path) -> Result<(), StorageError> {
     let grown = xfs::grow(payload, at).map_err(failed(GROW))?;
     if let Some(Grown { from, to }) = grown {
-        tracing::info!(
-            from,
-            to,
-            "grew the file system to the size of the data partition"
-        );
+        tracing::info!(from, to, "grew the file system to the size of the volume");
     }
     Ok(())
 }
 
 impl StorageBackend for System {
     fn device(&mut self) -> Result<PathBuf, StorageError> {
-        Ok(self.partition()?.path)
+        if let Place::WholeDisk(device) = &self.place {
+            return Ok(device.clone());
+        }
+        let partition = self.partition()?;
+        partition.map(|it| it.path).ok_or_else(|| {
+            StorageError::machinery("find the data partition")("there is none".into())
+        })
     }
 
     fn grow(&mut self) -> Result<(), StorageError> {
-        let partition = self.partition()?;
+        let Some(partition) = self.partition()? else {
+            return Ok(());
+        };
         let grown = Blocks::default()
             .grow(&partition)
             .map_err(failed("grow the data partition"))?;
@@ -227,7 +290,9 @@ impl StorageBackend for System {
                 "grew the data partition to the end of the disk"
             );
         }
-        self.partition = Some(grown);
+        if let Place::DataPartition { found, .. } = &mut self.place {
+            *found = Some(Box::new(grown));
+        }
         Ok(())
     }
 
@@ -239,14 +304,17 @@ impl StorageBackend for System {
     ) -> Result<(), StorageError> {
         match key {
             VolumeKey::Xts(_) => Ok(()),
-            VolumeKey::Aead(key) => make_readable(&AeadKey::new(key), device, on_progress),
+            VolumeKey::Aead(key) => {
+                self.names
+                    .make_readable(&AeadKey::new(key), device, on_progress)
+            }
         }
     }
 
     fn open(&mut self, key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, StorageError> {
-        open(key, device).map_err(|error| match error {
+        self.names.open(key, device).map_err(|error| match error {
             DmError::FormerFormat { .. } => StorageError::FormerFormat(error.into()),
-            _ => failed("open the data partition")(error),
+            _ => failed("open the volume")(error),
         })
     }
 
@@ -262,14 +330,23 @@ impl StorageBackend for System {
         if !at.exists() {
             return Ok(false);
         }
-        mounts::is_mount_point(at).map_err(failed("check whether the data partition is mounted"))
+        mounts::is_mount_point(at).map_err(failed("check whether the volume is mounted"))
     }
 
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
         let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
         let options = if self.quotas { "prjquota" } else { "" };
-        mounts::mount(payload, at, "xfs", flags, options)
-            .map_err(failed("mount the data partition"))
+        mounts::mount(payload, at, "xfs", flags, options).map_err(failed("mount the volume"))
+    }
+
+    fn unmount(&mut self, at: &Path) -> Result<(), StorageError> {
+        mounts::unmount(at).map_err(failed("unmount the volume"))
+    }
+
+    fn close(&mut self) -> Result<(), StorageError> {
+        self.new_end = None;
+        let closed = self.names.close();
+        closed.map(drop).map_err(failed("close the volume"))
     }
 
     fn grow_file_system(
@@ -284,13 +361,15 @@ impl StorageBackend for System {
         let Some(room) = xfs::room(payload, at).map_err(failed(GROW))? else {
             return Ok(());
         };
+        let names = &self.names;
         let open = || -> Result<Wiping, BoxError> {
             let mapper = DeviceMapper::open()?;
-            mapper.remove(NEW_END)?;
+            mapper.remove(&names.new_end)?;
             let integrity = mapper
-                .find(INTEGRITY)?
+                .find(&names.integrity)?
                 .ok_or("its lower layer is not open")?;
-            let volume = mapper.open_authenticated(NEW_END, &integrity, &AeadKey::new(key))?;
+            let key = AeadKey::new(key);
+            let volume = mapper.open_authenticated(&names.new_end, &integrity, &key)?;
             let wipe = Wipe::resumed(room, |offset| is_readable(&volume, offset))?;
             Ok(Wiping::new(wipe, volume))
         };
@@ -310,7 +389,7 @@ impl StorageBackend for System {
         if wiping.step(on_progress)? {
             return Ok(true);
         }
-        let closed = DeviceMapper::open().and_then(|mapper| mapper.remove(NEW_END));
+        let closed = DeviceMapper::open().and_then(|mapper| mapper.remove(&self.names.new_end));
         closed.map_err(failed(GROW))?;
         self.new_end = None;
         grow(payload, at)?;
@@ -324,11 +403,11 @@ impl StorageBackend for System {
     fn table(&mut self) -> Result<Option<String>, StorageError> {
         let table = || {
             let mapper = DeviceMapper::open()?;
-            match mapper.find(VOLUME)? {
-                Some(_) => mapper.table(VOLUME).map(Some),
+            match mapper.find(&self.names.volume)? {
+                Some(_) => mapper.table(&self.names.volume).map(Some),
                 None => Ok(None),
             }
         };
-        table().map_err(failed("ask the kernel how the data partition is encrypted"))
+        table().map_err(failed("ask the kernel how the volume is encrypted"))
     }
 }

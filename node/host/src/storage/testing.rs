@@ -11,11 +11,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hearth_api::identity::{ClusterId, ClusterUnlockKey, EnrolmentId, NodeId, NodeUnlockKey};
 use ring::digest;
 
-use super::header::REGION;
-use super::keys::VolumeKey;
-use super::{BoxError, OnProgress, StorageBackend, StorageError};
+use super::header::{Owner, REGION};
+use super::keys::{Mode, Secrets, VolumeKey};
+use super::{BoxError, OnProgress, StorageBackend, StorageError, Volume};
+
+/// A volume of this enrolment of the node 2 in the cluster 3.
+pub fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
+    let owner = Owner {
+        enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
+        node_id: NodeId::from_bytes([2; 16]),
+        cluster_id: ClusterId::from_bytes([3; 16]),
+    };
+    Volume {
+        owner,
+        secrets: mode.map(|mode| Secrets {
+            mode,
+            node_unlock_key: NodeUnlockKey::from_bytes([4; 32]),
+            cluster_unlock_key: ClusterUnlockKey::from_bytes([5; 32]),
+            cluster_id: owner.cluster_id,
+            node_id: owner.node_id,
+            key_epoch: 0,
+        }),
+    }
+}
 
 /// A partition in a file of 4 MiB.
 #[derive(Clone, Debug)]
@@ -109,6 +130,11 @@ impl Files {
         digest::digest(&digest::SHA256, key).as_ref().to_vec()
     }
 
+    /// Where its files are while it is not mounted, after it was.
+    fn unmounted(&self) -> PathBuf {
+        self.device.with_extension("unmounted")
+    }
+
     fn device_file(&self) -> File {
         OpenOptions::new()
             .read(true)
@@ -169,7 +195,7 @@ impl StorageBackend for Files {
             .expect("the payload");
         if found != wanted {
             let error: BoxError = "no file system for this key".into();
-            return Err(StorageError::machinery("mount the data partition")(error));
+            return Err(StorageError::machinery("mount the volume")(error));
         }
         let mut empty = [0];
         device
@@ -180,8 +206,24 @@ impl StorageBackend for Files {
         }
         device.write_all_at(&[0], EMPTY_AT).expect("the payload");
         fs::create_dir_all(at).expect("the mount point");
+        if self.unmounted().exists() {
+            fs::rename(self.unmounted(), at).expect("the mount point");
+        }
         self.mounted = Some(at.to_owned());
         Ok(())
+    }
+
+    fn unmount(&mut self, at: &Path) -> Result<(), StorageError> {
+        self.step()?;
+        if self.mounted.take().is_some() {
+            fs::rename(at, self.unmounted()).expect("the files");
+            fs::create_dir(at).expect("the mount point");
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), StorageError> {
+        self.step()
     }
 
     fn grow_file_system(

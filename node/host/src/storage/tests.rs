@@ -1,30 +1,11 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use hearth_api::identity::{ClusterId, ClusterUnlockKey, EnrolmentId, NodeId, NodeUnlockKey};
+use hearth_api::identity::ClusterUnlockKey;
 
-use super::testing::Files;
+use super::testing::{Files, volume};
 use super::*;
-use crate::layout::Root;
-
-pub(super) fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
-    let owner = Owner {
-        enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
-        node_id: NodeId::from_bytes([2; 16]),
-        cluster_id: ClusterId::from_bytes([3; 16]),
-    };
-    Volume {
-        owner,
-        secrets: mode.map(|mode| Secrets {
-            mode,
-            node_unlock_key: NodeUnlockKey::from_bytes([4; 32]),
-            cluster_unlock_key: ClusterUnlockKey::from_bytes([5; 32]),
-            cluster_id: owner.cluster_id,
-            node_id: owner.node_id,
-            key_epoch: 0,
-        }),
-    }
-}
+use crate::layout::{self, Root};
 
 fn modes() -> [Option<Mode>; 3] {
     [
@@ -52,8 +33,8 @@ impl Disk {
     }
 
     /// The partition as after a reboot.
-    fn partition(&self) -> DataPartition<Files> {
-        DataPartition::new(self.files.rebooted(), self.data.clone())
+    fn partition(&self) -> OwnedVolume<Files> {
+        OwnedVolume::new(self.files.rebooted(), self.data.path().to_owned())
     }
 
     fn ready(volume: &Volume) -> Self {
@@ -71,13 +52,13 @@ impl Disk {
 }
 
 fn make_file_system(
-    partition: &mut DataPartition<Files>,
+    partition: &mut OwnedVolume<Files>,
     volume: &Volume,
 ) -> Result<(), StorageError> {
     partition.make_file_system(volume, &mut |_| {})
 }
 
-fn only_mount(partition: &mut DataPartition<Files>, volume: &Volume) -> Result<(), StorageError> {
+fn only_mount(partition: &mut OwnedVolume<Files>, volume: &Volume) -> Result<(), StorageError> {
     partition.mount(volume).map(drop)
 }
 
@@ -89,6 +70,7 @@ fn a_partition_is_made_once_and_mounted_ever_after() {
         let mut partition = disk.partition();
         assert!(partition.mount(&volume).unwrap());
         assert!(!partition.mount(&volume).unwrap(), "mounted once");
+        disk.data.make_directories().unwrap();
         let roles = disk.data.node().roles();
         fs::write(&roles, "kept").unwrap();
         disk.partition().mount(&volume).unwrap();
@@ -115,7 +97,7 @@ fn a_ready_partition_is_never_made_again() {
         let volume = volume(mode, 1);
         let disk = Disk::ready(&volume);
         let before = disk.content();
-        for step in [DataPartition::<Files>::initialise, make_file_system] {
+        for step in [OwnedVolume::<Files>::initialise, make_file_system] {
             let error = step(&mut disk.partition(), &volume).unwrap_err();
             assert!(matches!(error, StorageError::Phase { found: "READY", .. }));
             assert!(error.is_refusal());
@@ -134,9 +116,9 @@ fn another_owners_partition_is_not_touched() {
         let before = disk.content();
         let volume = volume(None, mine);
         for step in [
-            DataPartition::<Files>::initialise,
+            OwnedVolume::<Files>::initialise,
             make_file_system,
-            DataPartition::<Files>::mark_ready,
+            OwnedVolume::<Files>::mark_ready,
             only_mount,
         ] {
             let error = step(&mut disk.partition(), &volume).unwrap_err();
@@ -181,9 +163,9 @@ fn foreign_content_is_not_touched_and_can_be_erased() {
     let before = disk.content();
     let volume = volume(None, 1);
     for step in [
-        DataPartition::<Files>::initialise,
+        OwnedVolume::<Files>::initialise,
         make_file_system,
-        DataPartition::<Files>::mark_ready,
+        OwnedVolume::<Files>::mark_ready,
         only_mount,
     ] {
         let error = step(&mut disk.partition(), &volume).unwrap_err();

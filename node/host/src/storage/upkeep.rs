@@ -16,7 +16,7 @@ use hearth_api::identity::random_bytes;
 use hearth_base::event;
 use hearth_base::supervisor::{Context, Outcome};
 
-use super::{DataPartition, InUse, Progress, StorageBackend, StorageError};
+use super::{InUse, OwnedVolume, Progress, StorageBackend, StorageError};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -27,7 +27,7 @@ pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
 /// What this runnable works with.
 pub struct Worker<M> {
     /// The data partition.
-    pub data: Arc<Mutex<DataPartition<M>>>,
+    pub data: Arc<Mutex<OwnedVolume<M>>>,
     /// Prints on the console.
     pub report: Reporter,
     /// Read: set once the data partition is mounted.
@@ -55,7 +55,7 @@ async fn keep<M: StorageBackend>(worker: &Worker<M>) -> Outcome {
     let mut rest = DAY.mul_f64(f64::from(u16::from_le_bytes(random_bytes())) / 65536.0);
     loop {
         tokio::time::sleep(rest).await;
-        match worker.step(DataPartition::discard_unused).await? {
+        match worker.step(OwnedVolume::discard_unused).await? {
             Some(bytes) => {
                 tracing::info!(bytes, "told the disk what the data partition does not use")
             }
@@ -70,7 +70,7 @@ impl<M: StorageBackend> Worker<M> {
     /// Runs a step on a thread that may block.
     async fn step<T: Send + 'static>(
         &self,
-        step: impl FnOnce(&mut DataPartition<M>) -> Result<T, StorageError> + Send + 'static,
+        step: impl FnOnce(&mut OwnedVolume<M>) -> Result<T, StorageError> + Send + 'static,
     ) -> Result<T, hearth_base::supervisor::Failure> {
         let data = self.data.clone();
         let span = tracing::Span::current();
@@ -103,8 +103,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::new(directory.path());
         let root = Root::under(directory.path());
-        let mut data = DataPartition::new(files.clone(), root.data);
-        let volume = super::super::tests::volume(None, 1);
+        let mut data = OwnedVolume::new(files.clone(), root.data.path().to_owned());
+        let volume = super::super::testing::volume(None, 1);
         data.initialise(&volume).unwrap();
         data.make_file_system(&volume, &mut |_| {}).unwrap();
         data.mark_ready(&volume).unwrap();

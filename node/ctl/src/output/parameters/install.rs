@@ -1,5 +1,6 @@
 //! The disk of an installation, as it is printed.
 
+use hearth_api::disk_conditions::DiskConditions;
 use serde::Serialize;
 
 /// Null and 0 are no conditions.
@@ -15,8 +16,8 @@ pub(super) struct Install {
     overwrite: Option<String>,
 }
 
-impl From<&hearth_parameters::Install> for Install {
-    fn from(install: &hearth_parameters::Install) -> Self {
+impl From<&DiskConditions> for Install {
+    fn from(install: &DiskConditions) -> Self {
         let max = *install.sizes.end();
         Self {
             serial: install.serial.clone(),

@@ -14,6 +14,8 @@ use std::{fmt, io};
 use hearth_api::names::disk::{DATA_TYPE, ESP_TYPE};
 use hearth_sys::{gpt, volume};
 
+use crate::storage::header;
+
 /// What is looked at, at either end.
 pub const END: u64 = 1 << 20;
 /// How a mark begins.
@@ -30,6 +32,8 @@ pub enum Content {
     Unfinished,
     /// A node, or the disk image of one.
     Node,
+    /// A further disk of a node.
+    Volume,
     /// Something else, as it is described to people.
     Other(String),
 }
@@ -62,6 +66,9 @@ impl Content {
         if is_zero(&head) && is_zero(&tail) {
             return Ok(Self::Empty);
         }
+        if head.starts_with(&header::MAGIC) {
+            return Ok(Self::Volume);
+        }
         if let Ok(table) = gpt::read(disk, sector_size) {
             return Ok(Self::of_table(&table.partitions));
         }
@@ -91,6 +98,10 @@ impl Content {
         };
         Self::Other(match partitions.len() {
             0 => "a partition table (GPT) without partitions".to_owned(),
+            1 => format!(
+                "a partition table (GPT) with 1 partition: {}",
+                names.join("")
+            ),
             count => format!(
                 "a partition table (GPT) with {count} partitions: {}{more}",
                 names.join(", ")
@@ -105,6 +116,7 @@ impl fmt::Display for Content {
             Self::Empty => f.write_str("empty"),
             Self::Unfinished => f.write_str("an installation that was not completed"),
             Self::Node => f.write_str("a Hearth node"),
+            Self::Volume => f.write_str("a volume of a Hearth node"),
             Self::Other(what) => f.write_str(what),
         }
     }

@@ -1,15 +1,14 @@
-//! Which disk the node goes to: a pure decision about what is known of all disks.
+//! Which disk is meant: a pure decision about what is known of all disks.
 //!
-//! Nothing is guessed. Either one disk is left by the conditions of the parameters, or none is chosen and the reason says
-//! of each disk what speaks against it. A disk with something on it is chosen only by its own name: by `overwrite` of the
-//! parameters, or by somebody who types it.
+//! Nothing is guessed. Either one disk is left by the conditions, or none is chosen and the reason says
+//! of each disk what speaks against it. A disk with something on it is chosen only by its own name: by the condition `overwrite`, or by somebody who types it.
 
 use std::fmt;
 
-use hearth_parameters::Install;
+use hearth_api::disk_conditions::DiskConditions;
 use hearth_sys::identity::{Identity, plain_wwn};
 
-use crate::content::Content;
+use super::content::Content;
 
 /// A disk that may be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,32 +27,26 @@ pub struct Candidate {
     pub content: Content,
 }
 
-/// What the image needs.
+/// What the disk is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// In bytes.
     pub size: u64,
-    /// In bytes.
-    pub sector_size: u32,
+    /// In bytes; none: any.
+    pub sector_size: Option<u32>,
 }
 
 /// Why no disk was chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says it")]
 pub enum NoChoice {
-    #[error("install: expected a disk, got none")]
+    #[error("expected a disk, got none")]
     NoDisk,
-    #[error(
-        "install: expected one disk that meets {wanted}, got none of {}",
-        list(disks)
-    )]
+    #[error("expected one disk that meets {wanted}, got none of {}", list(disks))]
     NoMatch { wanted: String, disks: Vec<String> },
-    #[error("install: expected one disk that meets {wanted}, got {}", list(disks))]
+    #[error("expected one disk that meets {wanted}, got {}", list(disks))]
     Several { wanted: String, disks: Vec<String> },
-    #[error(
-        "install: expected one empty disk that meets {wanted}, got {}",
-        list(disks)
-    )]
+    #[error("expected one empty disk that meets {wanted}, got {}", list(disks))]
     SeveralEmpty { wanted: String, disks: Vec<String> },
     #[error("{disk}: {obstacle}")]
     Unfit { disk: String, obstacle: Obstacle },
@@ -72,7 +65,7 @@ pub enum Obstacle {
     )]
     SectorSize { wanted: u32, found: u32 },
     #[error(
-        "expected an empty disk, got {0}; to overwrite it, set install.overwrite to its serial number or WWN"
+        "expected an empty disk, got {0}; to overwrite it, set `overwrite` to its serial number or WWN"
     )]
     NotEmpty(String),
 }
@@ -94,8 +87,9 @@ impl Candidate {
         self.identity.wwn.is_some() && self.identity.wwn == plain_wwn(text)
     }
 
-    fn meets(&self, wanted: &Install) -> bool {
-        let Install {
+    /// Whether the conditions hold for it, whatever is on it.
+    pub fn is_meant_by(&self, wanted: &DiskConditions) -> bool {
+        let DiskConditions {
             serial,
             wwn,
             device,
@@ -109,7 +103,7 @@ impl Candidate {
             && overwrite.as_ref().is_none_or(|name| self.is_named(name))
     }
 
-    /// What makes it useless for the image, whatever is on it.
+    /// What makes it useless, whatever is on it.
     pub fn obstacle(&self, needs: Needs) -> Option<Obstacle> {
         if self.is_read_only {
             return Some(Obstacle::ReadOnly);
@@ -120,8 +114,9 @@ impl Candidate {
                 found: self.size,
             });
         }
-        (self.sector_size != needs.sector_size).then_some(Obstacle::SectorSize {
-            wanted: needs.sector_size,
+        let wanted = needs.sector_size?;
+        (self.sector_size != wanted).then_some(Obstacle::SectorSize {
+            wanted,
             found: self.sector_size,
         })
     }
@@ -152,43 +147,12 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// The conditions, as they are given.
-fn conditions(wanted: &Install) -> String {
-    let Install {
-        serial,
-        wwn,
-        device,
-        sizes,
-        overwrite,
-    } = wanted;
-    let texts = [
-        ("serial", serial),
-        ("wwn", wwn),
-        ("device", device),
-        ("overwrite", overwrite),
-    ];
-    let texts = texts
-        .into_iter()
-        .filter_map(|(name, value)| Some(format!("{name} {:?}", value.as_ref()?)));
-    let mut all: Vec<String> = texts.collect();
-    if *sizes.start() > 0 {
-        all.push(format!("min_size_bytes {}", sizes.start()));
-    }
-    if *sizes.end() < u64::MAX {
-        all.push(format!("max_size_bytes {}", sizes.end()));
-    }
-    match all.is_empty() {
-        true => "no further condition".to_owned(),
-        false => all.join(" and "),
-    }
-}
-
-/// The disk that the parameters mean.
+/// The disk that the conditions mean.
 ///
 /// # Errors
 /// If it is not exactly one, or not one that can be used.
 pub fn choose<'a>(
-    wanted: &Install,
+    wanted: &DiskConditions,
     disks: &'a [Candidate],
     needs: Needs,
 ) -> Result<&'a Candidate, NoChoice> {
@@ -196,8 +160,10 @@ pub fn choose<'a>(
         return Err(NoChoice::NoDisk);
     }
     let lines = |disks: &[&Candidate]| disks.iter().map(ToString::to_string).collect();
-    let meeting: Vec<&Candidate> = disks.iter().filter(|disk| disk.meets(wanted)).collect();
-    let conditions = || conditions(wanted);
+    let meeting: Vec<&Candidate> = disks
+        .iter()
+        .filter(|disk| disk.is_meant_by(wanted))
+        .collect();
     let is_named = [
         &wanted.serial,
         &wanted.wwn,
@@ -208,14 +174,14 @@ pub fn choose<'a>(
     let disk = match meeting[..] {
         [] => {
             return Err(NoChoice::NoMatch {
-                wanted: conditions(),
+                wanted: wanted.to_string(),
                 disks: lines(&disks.iter().collect::<Vec<_>>()),
             });
         }
         [one] => one,
         [..] if is_named => {
             return Err(NoChoice::Several {
-                wanted: conditions(),
+                wanted: wanted.to_string(),
                 disks: lines(&meeting),
             });
         }
@@ -227,13 +193,13 @@ pub fn choose<'a>(
                 [one] => one,
                 [] => {
                     return Err(NoChoice::SeveralEmpty {
-                        wanted: conditions(),
+                        wanted: wanted.to_string(),
                         disks: lines(&meeting),
                     });
                 }
                 [..] => {
                     return Err(NoChoice::SeveralEmpty {
-                        wanted: conditions(),
+                        wanted: wanted.to_string(),
                         disks: lines(&fit),
                     });
                 }
@@ -253,20 +219,20 @@ pub fn choose<'a>(
     }
 }
 
-#[cfg(test)]
-pub(crate) mod testing {
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
     //! Disks for tests.
 
     use super::*;
 
     /// What the disks below have room for.
-    pub(crate) const NEEDS: Needs = Needs {
+    pub const NEEDS: Needs = Needs {
         size: 4 << 30,
-        sector_size: 512,
+        sector_size: Some(512),
     };
 
     /// An empty disk of 8 GiB with this name, whose serial number is its name in capitals.
-    pub(crate) fn disk(name: &str) -> Candidate {
+    pub fn disk(name: &str) -> Candidate {
         Candidate {
             name: name.to_owned(),
             size: 8 << 30,
@@ -282,7 +248,7 @@ pub(crate) mod testing {
     }
 
     /// The same with something on it.
-    pub(crate) fn full(name: &str) -> Candidate {
+    pub fn full(name: &str) -> Candidate {
         Candidate {
             content: Content::Other("a file system (xfs)".to_owned()),
             ..disk(name)
@@ -297,8 +263,8 @@ mod tests {
     use super::testing::{NEEDS, disk, full};
     use super::*;
 
-    fn any() -> Install {
-        Install {
+    fn any() -> DiskConditions {
+        DiskConditions {
             serial: None,
             wwn: None,
             device: None,
@@ -307,7 +273,7 @@ mod tests {
         }
     }
 
-    fn chosen(wanted: &Install, disks: &[Candidate]) -> Result<String, String> {
+    fn chosen(wanted: &DiskConditions, disks: &[Candidate]) -> Result<String, String> {
         let chosen = choose(wanted, disks, NEEDS);
         chosen
             .map(|disk| disk.name.clone())
@@ -319,7 +285,7 @@ mod tests {
         let found = chosen(&any(), &[full("sda"), disk("sdb"), full("sdc")]);
         assert_eq!(found.as_deref(), Ok("sdb"));
         let two = chosen(&any(), &[disk("sda"), disk("sdb")]).unwrap_err();
-        let expected = "install: expected one empty disk that meets no further condition, got \
+        let expected = "expected one empty disk that meets no further condition, got \
                         sda (Disk, serial SDA, 8.5 GB): empty; sdb (Disk, serial SDB, 8.5 GB): empty";
         assert_eq!(two, expected);
         let none = chosen(&any(), &[full("sda"), full("sdb")]).unwrap_err();
@@ -338,23 +304,24 @@ mod tests {
     #[test]
     fn all_conditions_have_to_hold() {
         let disks = [disk("sda"), disk("sdb")];
-        let wanted = Install {
+        let wanted = DiskConditions {
             serial: Some("SDB".into()),
             ..any()
         };
         assert_eq!(chosen(&wanted, &disks).as_deref(), Ok("sdb"));
-        let both = Install {
+        let both = DiskConditions {
             device: Some("sda".into()),
             ..wanted
         };
         let error = chosen(&both, &disks).unwrap_err();
-        let expected = "install: expected one disk that meets serial \"SDB\" and device \"sda\", got none of sda";
+        let expected =
+            "expected one disk that meets serial \"SDB\" and device \"sda\", got none of sda";
         assert!(error.starts_with(expected), "{error}");
         let large = Candidate {
             size: 1 << 40,
             ..disk("sdb")
         };
-        let wanted = Install {
+        let wanted = DiskConditions {
             sizes: 1 << 35..=u64::MAX,
             ..any()
         };
@@ -367,7 +334,7 @@ mod tests {
             },
             ..disk("sdb")
         };
-        let wanted = Install {
+        let wanted = DiskConditions {
             wwn: Some("naa.5000C500A1B2C3D4".into()),
             ..any()
         };
@@ -377,7 +344,7 @@ mod tests {
     #[test]
     fn only_its_own_name_makes_a_disk_lose_what_is_on_it() {
         let disks = [disk("sda"), full("sdb")];
-        let by = |overwrite: &str| Install {
+        let by = |overwrite: &str| DiskConditions {
             overwrite: Some(overwrite.to_owned()),
             ..any()
         };
@@ -388,17 +355,17 @@ mod tests {
         let twins = [full("sdb"), full("sdb")];
         let error = chosen(&by("SDB"), &twins).unwrap_err();
         assert!(error.contains("expected one disk that meets overwrite"));
-        let wanted = Install {
+        let wanted = DiskConditions {
             device: Some("sdb".into()),
             ..any()
         };
         let error = chosen(&wanted, &disks).unwrap_err();
-        assert!(error.contains("set install.overwrite"), "{error}");
+        assert!(error.contains("set `overwrite`"), "{error}");
     }
 
     #[test]
     fn a_disk_that_the_image_is_not_for_is_refused() {
-        let wanted = Install {
+        let wanted = DiskConditions {
             overwrite: Some("SDA".into()),
             ..any()
         };
@@ -442,7 +409,7 @@ mod tests {
             let names = ["sda", "sdb", "sdc", "sdd"];
             let disks = names.iter().zip(vacant);
             let disks: Vec<Candidate> = disks.map(|(name, vacant)| if vacant { disk(name) } else { full(name) }).collect();
-            let wanted = Install { serial: serial.clone(), device: device.clone(), overwrite: overwrite.clone(), ..any() };
+            let wanted = DiskConditions { serial: serial.clone(), device: device.clone(), overwrite: overwrite.clone(), ..any() };
             if let Ok(chosen) = choose(&wanted, &disks, NEEDS) {
                 let own = chosen.identity.serial.clone();
                 prop_assert!(chosen.content.is_vacant() || overwrite == own);
