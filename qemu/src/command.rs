@@ -75,6 +75,8 @@ pub struct Machine {
     pub card: Card,
     /// Its network cards.
     pub nics: Vec<Nic>,
+    /// UEFI boots from the first card before anything else, by HTTP or PXE. Of the cards it has a driver for virtio only.
+    pub boots_from_network: bool,
     /// Further devices, as QEMU's `-device` takes them: those that a test wants to be there and not to be used.
     pub more_devices: Vec<String>,
     /// fw_cfg items of the guest.
@@ -217,6 +219,7 @@ impl Machine {
             media: Vec::new(),
             card: Card::default(),
             nics: Vec::new(),
+            boots_from_network: false,
             more_devices: Vec::new(),
             fw_cfg: Vec::new(),
             smbios: Smbios::default(),

@@ -41,7 +41,8 @@ impl Machine {
                 // The boot index makes the firmware start the drivers of this device alone instead of all. In a
                 // direct boot, QEMU uses the first index for the kernel.
                 if !matches!(self.boot, Boot::Direct { .. }) {
-                    let place = self.media.len() + index;
+                    let before = usize::from(self.boots_from_network);
+                    let place = before + self.media.len() + index;
                     device = device.set("bootindex", place.to_string());
                 }
             }
@@ -76,7 +77,8 @@ impl Machine {
             line.option("-blockdev", block);
             let mut device = device.set("drive", &node);
             if !matches!(self.boot, Boot::Direct { .. }) {
-                device = device.set("bootindex", index.to_string());
+                let before = usize::from(self.boots_from_network);
+                device = device.set("bootindex", (before + index).to_string());
             }
             line.option("-device", device);
         }
@@ -86,8 +88,11 @@ impl Machine {
         for (index, nic) in self.nics.iter().enumerate() {
             let mut device = card(self.card)
                 .set("mac", nic.mac.to_string())
-                // No option ROM: the firmware would try to boot from the network.
+                // No option ROM: the firmware would try to boot from the network by it.
                 .set("romfile", "");
+            if self.boots_from_network && index == 0 {
+                device = device.set("bootindex", "0");
+            }
             let id = format!("net{index}");
             let network = match &nic.link {
                 Link::Unplugged => None,

@@ -16,18 +16,32 @@ use super::learning::Address;
 
 const RENEWAL_TIME: u8 = 58;
 const REBINDING_TIME: u8 = 59;
+const VENDOR_CLASS: u8 = 60;
+const BOOT_FILE: u8 = 67;
+
+/// How the vendor class of firmware begins that boots by HTTP, and that of the answers to it (UEFI, section 24.7).
+const HTTP_CLIENT: &[u8] = b"HTTPClient";
 
 /// Some clients and relays drop shorter messages.
 const SHORTEST: usize = 300;
 
+/// What the server tells.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// Its address, and that of the router.
+    pub address: Ipv4Addr,
+    pub mask: Ipv4Addr,
+    pub lease: Duration,
+    /// Whether clients are told that this server's address is their resolver, too.
+    pub resolves: bool,
+    /// What firmware boots by HTTP.
+    pub boot_url: Option<String>,
+}
+
 /// The server.
 #[derive(Debug)]
 pub(super) struct Server {
-    address: Ipv4Addr,
-    mask: Ipv4Addr,
-    lease: Duration,
-    /// Whether clients are told that this server's address is their resolver, too.
-    resolves: bool,
+    settings: Settings,
     clients: HashMap<Address, Client>,
 }
 
@@ -66,12 +80,9 @@ enum Kind {
 }
 
 impl Server {
-    pub(super) fn new(address: Ipv4Addr, mask: Ipv4Addr, lease: Duration, resolves: bool) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
         Self {
-            address,
-            mask,
-            lease,
-            resolves,
+            settings,
             clients: HashMap::new(),
         }
     }
@@ -108,7 +119,7 @@ impl Server {
     /// The number of a client's address within the network, if the client is answered.
     pub(super) fn number(&self, mac: Address) -> Option<u32> {
         let client = self.clients.get(&mac).filter(|client| client.served)?;
-        Some(u32::from(client.address) & !u32::from(self.mask))
+        Some(u32::from(client.address) & !u32::from(self.settings.mask))
     }
 
     /// The last leased address of a client, while the lease is valid.
@@ -137,11 +148,14 @@ impl Server {
             Kind::Nak => tracing::info!(mac = %shown, "sent DHCP NAK"),
             _ => tracing::debug!(mac = %shown, ?kind, "DHCP"),
         }
-        self.reply(kind, mac, &query)
+        let boots_by_http = packet
+            .options()
+            .any(|it| it.kind == VENDOR_CLASS && it.data.starts_with(HTTP_CLIENT));
+        self.reply(kind, mac, &query, boots_by_http)
     }
 
     fn decide(&mut self, mac: Address, query: &DhcpRepr<'_>, now: Instant) -> Option<Kind> {
-        let us = self.address;
+        let us = self.settings.address;
         let client = self.clients.get_mut(&mac).filter(|client| client.served)?;
         let ours = query.server_identifier.is_none_or(|server| server == us);
         match query.message_type {
@@ -164,7 +178,7 @@ impl Server {
                 }
                 client.lease = Some(Lease {
                     address: wanted,
-                    until: now + self.lease,
+                    until: now + self.settings.lease,
                 });
                 Some(Kind::Ack)
             }
@@ -172,7 +186,7 @@ impl Server {
                 let mac = EthernetAddress(mac);
                 tracing::warn!(%mac, address = %client.address, "DHCP DECLINE: the machine found its address in use");
                 client.lease = None;
-                client.withheld = Some(now + self.lease);
+                client.withheld = Some(now + self.settings.lease);
                 None
             }
             DhcpMessageType::Release if ours => {
@@ -184,23 +198,34 @@ impl Server {
         }
     }
 
-    fn reply(&self, kind: Kind, mac: Address, query: &DhcpRepr<'_>) -> Option<Reply> {
+    fn reply(
+        &self,
+        kind: Kind,
+        mac: Address,
+        query: &DhcpRepr<'_>,
+        boots_by_http: bool,
+    ) -> Option<Reply> {
         let address = self.clients.get(&mac)?.address;
-        let seconds = u32::try_from(self.lease.as_secs()).unwrap_or(u32::MAX);
+        let seconds = u32::try_from(self.settings.lease.as_secs()).unwrap_or(u32::MAX);
         let renew = (seconds / 2).to_be_bytes();
         let rebind = (u64::from(seconds) * 7 / 8) as u32;
         let rebind = rebind.to_be_bytes();
-        let times = [
-            DhcpOption {
-                kind: RENEWAL_TIME,
-                data: &renew,
-            },
-            DhcpOption {
-                kind: REBINDING_TIME,
-                data: &rebind,
-            },
-        ];
         let leases = matches!(kind, Kind::Offer | Kind::Ack);
+        let option = |kind: u8, data| DhcpOption { kind, data };
+        let mut more = Vec::new();
+        if leases {
+            more.push(option(RENEWAL_TIME, &renew[..]));
+            more.push(option(REBINDING_TIME, &rebind));
+        }
+        if let Some(url) = self
+            .settings
+            .boot_url
+            .as_ref()
+            .filter(|_| leases && boots_by_http)
+        {
+            more.push(option(VENDOR_CLASS, HTTP_CLIENT));
+            more.push(option(BOOT_FILE, url.as_bytes()));
+        }
         let tells = kind != Kind::Nak;
         let message = DhcpRepr {
             message_type: match kind {
@@ -221,20 +246,21 @@ impl Server {
                 Ipv4Addr::UNSPECIFIED
             },
             server_ip: Ipv4Addr::UNSPECIFIED,
-            router: tells.then_some(self.address),
-            subnet_mask: tells.then_some(self.mask),
+            router: tells.then_some(self.settings.address),
+            subnet_mask: tells.then_some(self.settings.mask),
             relay_agent_ip: Ipv4Addr::UNSPECIFIED,
             broadcast: query.broadcast,
             requested_ip: None,
             client_identifier: None,
-            server_identifier: Some(self.address),
+            server_identifier: Some(self.settings.address),
             parameter_request_list: None,
-            dns_servers: (tells && self.resolves).then(|| std::iter::once(self.address).collect()),
+            dns_servers: (tells && self.settings.resolves)
+                .then(|| std::iter::once(self.settings.address).collect()),
             max_size: None,
             lease_duration: leases.then_some(seconds),
             renew_duration: None,
             rebind_duration: None,
-            additional_options: if leases { &times } else { &[] },
+            additional_options: &more,
         };
         let mut bytes = vec![0; message.buffer_len().max(SHORTEST)];
         // The buffer has the length that the message reported.

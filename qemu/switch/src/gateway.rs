@@ -76,12 +76,13 @@ impl Gateway {
             address6: options.gateway6,
             addressing: options.addressing,
             clock,
-            dhcp: dhcp::Server::new(
-                options.gateway,
-                Ipv4Addr::from(options.mask()),
-                options.lease,
-                options.way_out.is_some(),
-            ),
+            dhcp: dhcp::Server::new(dhcp::Settings {
+                address: options.gateway,
+                mask: Ipv4Addr::from(options.mask()),
+                lease: options.lease,
+                resolves: options.way_out.is_some(),
+                boot_url: options.boot_url.clone(),
+            }),
             dhcp6: dhcp6::Server {
                 resolver: options.gateway6,
                 lease: options.lease,

@@ -126,6 +126,9 @@ pub struct NetworkOptions {
     pub addressing: Addressing,
     /// Duration of a lease, in whole seconds, at least 2. Machines renew after half of it.
     pub lease: Duration,
+    /// The URL of what firmware boots by HTTP, as DHCP tells it to those who ask. None: no firmware boots from this network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_url: Option<String>,
     /// Seed of the random faults, for repeating them; chosen, if none.
     pub seed: Option<u64>,
     /// Maximum size of the capture in bytes; 0 for no capture. Later frames are counted ([`CaptureStatus::dropped`]).
@@ -162,6 +165,7 @@ impl Default for NetworkOptions {
             addressing: Addressing::default(),
             // Short, so that every machine has renewed within a minute.
             lease: Duration::from_secs(30),
+            boot_url: None,
             seed: None,
             capture_limit: 256 << 20,
             way_out: None,

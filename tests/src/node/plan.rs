@@ -250,6 +250,12 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// Firmware boots from the first network card.
+    pub fn boots_from_network(mut self) -> Self {
+        self.machine.boots_from_network = true;
+        self
+    }
+
     /// With a second disk, a copy of the first; both can be read while the machine is off.
     pub fn twin_disks(self) -> Self {
         Self {

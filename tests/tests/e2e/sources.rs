@@ -1,19 +1,33 @@
 //! The sources of parameters beside fw_cfg and the ESP, which the suite `parameters` has: strings of SMBIOS, and config
 //! drives. The metadata services of clouds answer in the tests of `hearth-host`.
 
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use hearth_api::names::PORT_CURATOR;
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
+use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::hardware::MediumKind;
+use hearth_qemu::network::{Link, Mac};
 use hearth_qemu::smbios::{OemString, System};
+use hearth_qemu::switch::{Lifetime, Network, NetworkOptions, WayOut};
 use hearth_tests::node::{Node, Running};
 use hearth_tests::owner::parameters_for_domain;
-use hearth_tests::{Outcome, TestCtx, here};
+use hearth_tests::{Operator, Outcome, TestCtx, here};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use tokio::net::TcpListener;
 
 /// As long as FAT allows.
 const LABEL: &str = "HEARTH-CONF";
@@ -155,6 +169,84 @@ async fn a_config_drive_in_an_optical_drive_is_enough() -> Outcome {
     founds(&vm, "disc.example").await?;
     vm.power_off().await?;
     test.passed()
+}
+
+/// Firmware gets the unified kernel image over HTTP, from where DHCP says. The one on the disk is not one.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn an_image_over_http_takes_parameters_from_smbios() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    // Outside of the machines' network.
+    let server = Ipv4Addr::new(192, 0, 2, 80);
+    let mut way_out = WayOut::default();
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    way_out.aliases.insert(IpAddr::V4(server), loopback);
+    let port = listener.local_addr()?.port();
+    let options = NetworkOptions {
+        way_out: Some(way_out),
+        boot_url: Some(format!("http://{server}:{port}/hearth.efi")),
+        ..NetworkOptions::default()
+    };
+    let lifetime = Lifetime::KillWithParent;
+    let folder = test.folder().join("net");
+    let network = Network::start(&test.artifacts().switch, &folder, options.clone(), lifetime);
+    let network = network.await?;
+    let (mac, address) = (Mac::of_machine(1), options.machine_address(1));
+    let port = network.add_port("node", mac, address).await?;
+    let link = Link::Switch {
+        socket: port.socket,
+    };
+    let plan = test.node("node").release().uefi().raw_disk();
+    let plan = plan.without_card().card(1, link).boots_from_network();
+    let mut node = plan.install().await?;
+    node.disk().await?.replace_image(b"no program").await?;
+    node.parameters = None;
+    // PXE would be tried before HTTP, for minutes.
+    for name in ["IPv4PXESupport", "IPv6PXESupport"] {
+        let item = Item::bytes(&format!("opt/org.tianocore/{name}"), *b"n")?;
+        node.more_fw_cfg.push(item);
+    }
+    let text = STANDARD.encode(founding(&node, "http.example"));
+    node.smbios.oem_strings = vec![OemString(format!("dev.hearth.parameters={text}"))];
+    let image = Bytes::from(std::fs::read(&test.artifacts().release.uki)?);
+    let boots = async {
+        let vm = node.power_on().await?;
+        vm.home().await?;
+        let curator = network.forward("node", PORT_CURATOR).await?;
+        let owner = Operator::take_ownership(&node.owner, curator.into()).await?;
+        let info = owner.info().await?;
+        let found = info.configuration.context("no configuration")?;
+        ensure!(
+            found.cluster_domain == "http.example",
+            "{}",
+            found.cluster_domain
+        );
+        vm.power_off().await?;
+        test.passed()
+    };
+    tokio::select! {
+        outcome = boots => outcome,
+        error = serve(&listener, &image) => Err(error.into()),
+    }
+}
+
+/// Answers every request with this file; returns only on an error.
+async fn serve(listener: &TcpListener, file: &Bytes) -> io::Error {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => return error,
+        };
+        let answer = |_: Request<Incoming>| {
+            let response = Response::new(Full::new(file.clone()));
+            std::future::ready(Ok::<_, Infallible>(response))
+        };
+        let connection = http1::Builder::new();
+        let served = connection.serve_connection(TokioIo::new(stream), service_fn(answer));
+        // The firmware asks again on a new connection.
+        let _ = served.await;
+    }
 }
 
 /// As the owner of a machine does it: an image and parameters on a disk, which firmware boots.

@@ -8,6 +8,7 @@ use super::*;
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 const MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
 const LEASE: Duration = Duration::from_secs(30);
+const BOOT_URL: &str = "http://192.0.2.80/hearth.efi";
 const XID: u32 = 0x0102_0304;
 
 const DISCOVER: u8 = 1;
@@ -28,7 +29,13 @@ fn server() -> Server {
 }
 
 fn server_that(resolves: bool) -> Server {
-    let mut server = Server::new(SERVER, Ipv4Addr::new(255, 255, 255, 0), LEASE, resolves);
+    let mut server = Server::new(Settings {
+        address: SERVER,
+        mask: Ipv4Addr::new(255, 255, 255, 0),
+        lease: LEASE,
+        resolves,
+        boot_url: Some(BOOT_URL.to_owned()),
+    });
     server.assign(MAC, address(10));
     server
 }
@@ -284,5 +291,25 @@ proptest! {
         }
         // No client gets another's address.
         prop_assert!(server.leased(MAC, now).is_none_or(|leased| leased == address(10)));
+    }
+}
+
+#[test]
+fn firmware_that_boots_by_http_is_told_from_where() {
+    let class = (60, &b"HTTPClient:Arch:00016:UNDI:003001"[..]);
+    for (kind, wanted) in [(DISCOVER, OFFER), (REQUEST, ACK)] {
+        let asked = [class, (50, &address(10).octets()[..])];
+        let reply = server().take(&query(kind, Ipv4Addr::UNSPECIFIED, &asked), Instant::now());
+        let options = options(&reply.expect("an answer").message);
+        assert_eq!(options[&53], [wanted]);
+        assert_eq!(options[&60], b"HTTPClient");
+        assert_eq!(options[&67], BOOT_URL.as_bytes());
+    }
+    // Others are not.
+    for asked in [&[][..], &[(60, &b"PXEClient:Arch:00007"[..])]] {
+        let query = query(DISCOVER, Ipv4Addr::UNSPECIFIED, asked);
+        let reply = server().take(&query, Instant::now()).expect("an answer");
+        let options = options(&reply.message);
+        assert!(!options.contains_key(&60) && !options.contains_key(&67));
     }
 }
