@@ -2,7 +2,7 @@
 //! partition is, and mounted at `/data/disks/NAME`.
 //!
 //! # Which disk
-//! The first time it is the one that the conditions mean ([`choice`]): an empty one, one that they name as to be overwritten, or one that
+//! The first time it is the one that the conditions mean ([`choose`]): an empty one, one that they name as to be overwritten, or one that
 //! this node has formatted before. From then on it is the disk with the salt that is in the volume's record, wherever it is plugged
 //! in. Conditions that the disk does not meet any more choose another one.
 //!
@@ -110,6 +110,17 @@ enum DiskError {
     MountPoint(#[source] io::Error),
 }
 
+impl Known {
+    /// What could not be done with it.
+    fn failed(&self) -> impl FnOnce(StorageError) -> DiskError + use<> {
+        let disk = self.candidate.name.clone();
+        |source| DiskError::Storage {
+            disk,
+            source: Box::new(source),
+        }
+    }
+}
+
 /// What this runnable works with.
 pub struct Worker<D: Disks> {
     /// Where the disks are.
@@ -144,11 +155,15 @@ async fn follow<D: Disks>(worker: &Arc<Worker<D>>) -> Outcome {
     let mut all = worker.node_settings.watch();
     let mut settings = all.next().await?;
     let mut discard_at = Instant::now() + part_of(DAY);
+    let mut problems = Vec::new();
     loop {
         let (wanted, owner) = (settings.clone(), volume.clone());
-        let problems = blocking(worker, move |worker| worker.apply(&wanted.disks, &owner)).await?;
-        let is_complete = problems.is_empty();
-        worker.disk_problems.set(problems);
+        let applied = blocking(worker, move |worker| worker.apply(&wanted.disks, &owner)).await?;
+        for new in applied.iter().filter(|it| !problems.contains(*it)) {
+            tracing::warn!("{new}");
+        }
+        problems = applied;
+        worker.disk_problems.set(problems.clone());
         loop {
             tokio::select! {
                 next = all.next() => {
@@ -156,7 +171,7 @@ async fn follow<D: Disks>(worker: &Arc<Worker<D>>) -> Outcome {
                     break;
                 }
                 () = sleep(INTERVAL), if !settings.disks.is_empty() => {
-                    if !is_complete || !worker.are_all_there() {
+                    if !problems.is_empty() || !worker.are_all_there() {
                         break;
                     }
                 }
@@ -189,9 +204,7 @@ impl<D: Disks> Worker<D> {
     fn apply(&self, wanted: &BTreeMap<String, DiskConditions>, owner: &Volume) -> Vec<String> {
         let mut problems = Vec::new();
         let mut tell = |name: &str, error: &DiskError| {
-            let problem = format!("disk.{name}: {}", chain(error));
-            tracing::warn!("{problem}");
-            problems.push(problem);
+            problems.push(format!("disk.{name}: {}", chain(error)));
         };
         let obsolete: BTreeSet<String> = self.with_mounted(|mounted| {
             let names = mounted.keys().filter(|name| !wanted.contains_key(*name));
@@ -248,41 +261,39 @@ impl<D: Disks> Worker<D> {
             Some((is_there, one.disk.candidate.is_meant_by(conditions)))
         });
         match meets {
-            Some((false, _)) => return Err(DiskError::Gone),
-            Some((true, true)) => return Ok(()),
+            // It may have been plugged in elsewhere.
+            Some((false, _)) => self.unmount(name).map_err(|_| DiskError::Gone)?,
+            Some((true, true)) => return self.remount(name, owner),
             Some((true, false)) => self.unmount(name)?,
             None => {}
         }
         let found = self.find(name, conditions, owner)?;
         let at = self.data.disk(name);
         let what = found.disk.candidate.to_string();
-        let failed = |source| DiskError::Storage {
-            disk: found.disk.candidate.name.clone(),
-            source: Box::new(source),
-        };
         let backend = self.disks.volume(&found.disk, name);
         let mut volume = OwnedVolume::new(backend, at.clone());
-        if found.is_new {
+        if found.stage == Stage::New {
             tracing::info!("disk.{name}: formatting {what}");
-            begin(&mut volume, owner).map_err(failed)?;
+            begin(&mut volume, owner).map_err(found.disk.failed())?;
         }
-        if found.is_new || found.is_adopted {
-            let salt = volume.salt().map_err(failed)?;
+        if matches!(found.stage, Stage::New | Stage::Adopted) {
+            let salt = volume.salt().map_err(found.disk.failed())?;
             self.remember(name, conditions, &salt)?;
         }
-        if found.is_new || found.is_begun {
+        if matches!(found.stage, Stage::New | Stage::Begun) {
             let mut told = |progress: Progress| {
                 tracing::info!("disk.{name}: wiping: {progress}");
                 let problem = format!("disk.{name}: it is being wiped: {progress}");
                 self.disk_problems.set(vec![problem]);
             };
-            volume.make_file_system(owner, &mut told).map_err(failed)?;
-            volume.mark_ready(owner).map_err(failed)?;
+            let made = volume.make_file_system(owner, &mut told);
+            made.and_then(|()| volume.mark_ready(owner))
+                .map_err(found.disk.failed())?;
         }
         fs::create_dir_all(&at).map_err(DiskError::MountPoint)?;
         if let Err(error) = volume.mount(owner) {
             self.data.remove_mount_points();
-            return Err(failed(error));
+            return Err(found.disk.failed()(error));
         }
         tracing::info!("disk.{name}: mounted {what} at {}", at.display());
         let disk = found.disk;
@@ -309,15 +320,20 @@ impl<D: Disks> Worker<D> {
         Ok(record::save(&path, &stored)?)
     }
 
+    /// Does nothing, unless it was unmounted while something still used it, so that it could not be closed.
+    fn remount(&self, name: &str, owner: &Volume) -> Result<(), DiskError> {
+        self.with_mounted(|mounted| match mounted.get_mut(name) {
+            Some(one) => one.volume.mount(owner).map(drop).map_err(one.disk.failed()),
+            None => Ok(()),
+        })
+    }
+
     fn unmount(&self, name: &str) -> Result<(), DiskError> {
         self.with_mounted(|mounted| {
             let Some(one) = mounted.get_mut(name) else {
                 return Ok(());
             };
-            one.volume.unmount().map_err(|source| DiskError::Storage {
-                disk: one.disk.candidate.name.clone(),
-                source: Box::new(source),
-            })?;
+            one.volume.unmount().map_err(one.disk.failed())?;
             tracing::info!("disk.{name}: unmounted {}", one.disk.candidate);
             mounted.remove(name);
             self.data.remove_mount_points();
@@ -354,13 +370,12 @@ impl<D: Disks> Worker<D> {
         match free.iter().position(is_it) {
             Some(at) if is_same || free[at].0.candidate.is_meant_by(conditions) => {
                 let (disk, header) = free.swap_remove(at);
-                let is_begun = header.is_some_and(|header| is_begun(&header, owner));
-                Ok(Found {
-                    disk,
-                    is_new: false,
-                    is_begun,
-                    is_adopted: !is_same,
-                })
+                let stage = match header.is_some_and(|header| is_begun(&header, owner)) {
+                    true => Stage::Begun,
+                    false if is_same => Stage::Ready,
+                    false => Stage::Adopted,
+                };
+                Ok(Found { disk, stage })
             }
             None if is_same => Err(DiskError::Missing),
             _ => choose_new(conditions, owner, free),
@@ -403,12 +418,20 @@ fn begin<M: StorageBackend>(
 /// The disk of a volume.
 struct Found {
     disk: Known,
+    stage: Stage,
+}
+
+/// How far a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
     /// It is to be formatted.
-    is_new: bool,
-    /// An earlier attempt has begun to format it.
-    is_begun: bool,
+    New,
+    /// It has a record, and an earlier attempt has begun to format it.
+    Begun,
     /// It has its file system, and the record is to say so.
-    is_adopted: bool,
+    Adopted,
+    /// It has both.
+    Ready,
 }
 
 fn is_begun(header: &Header, owner: &Volume) -> bool {
@@ -436,9 +459,7 @@ fn choose_new(
         }
         return Ok(Found {
             disk,
-            is_new: false,
-            is_begun: false,
-            is_adopted: true,
+            stage: Stage::Adopted,
         });
     }
     for (disk, header) in &mut others {
@@ -452,9 +473,7 @@ fn choose_new(
     let disk = disks.find(|disk| disk.candidate == chosen);
     Ok(Found {
         disk: disk.ok_or(NoChoice::NoDisk)?,
-        is_new: true,
-        is_begun: false,
-        is_adopted: false,
+        stage: Stage::New,
     })
 }
 

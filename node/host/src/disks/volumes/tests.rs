@@ -179,11 +179,15 @@ fn without_its_disk_a_volume_has_none() {
     let (candidate, files) = machine.shelf.unplug("sdb");
     fs::remove_file(files.device_path()).unwrap();
     assert!(!machine.worker.are_all_there());
+    let expected = "disk.scratch: expected the disk that it was formatted on, got none";
+    files.fail_after(0);
     assert_eq!(machine.apply(&wanted), ["disk.scratch: its disk is gone"]);
+    files.fail_after(u32::MAX);
+    let problems = machine.apply(&wanted);
+    assert!(problems[0].starts_with(expected), "{problems:?}");
     machine.reboot();
     machine.plug("sdc");
     let problems = machine.apply(&wanted);
-    let expected = "disk.scratch: expected the disk that it was formatted on, got none";
     assert!(problems[0].starts_with(expected), "{problems:?}");
     assert!(!machine.worker.data.disk("scratch").exists());
     // A new one is chosen by new conditions.
@@ -231,11 +235,22 @@ fn what_somebody_has_is_never_written_unless_it_is_named() {
 #[test]
 fn a_volume_that_is_not_wanted_any_more_keeps_its_data_for_later() {
     let machine = Machine::new();
-    machine.plug("sdb");
+    let files = machine.plug("sdb");
     machine.plug("sdc");
     let (one, two) = (("one", serial("SDB")), ("two", serial("SDC")));
     assert_eq!(machine.apply(&[one.clone(), two.clone()]), NOTHING);
     fs::write(machine.file("one"), "kept").unwrap();
+    // It is unmounted, and cannot be closed, because something still uses it.
+    files.fail_after(1);
+    let problems = machine.apply(std::slice::from_ref(&two));
+    assert!(
+        problems[0].starts_with("disk.one: cannot use sdb"),
+        "{problems:?}"
+    );
+    files.fail_after(u32::MAX);
+    assert!(!machine.file("one").exists());
+    assert_eq!(machine.apply(&[one.clone(), two.clone()]), NOTHING);
+    assert!(machine.file("one").exists());
     assert_eq!(machine.apply(std::slice::from_ref(&two)), NOTHING);
     assert_eq!(machine.is_on("one"), None);
     assert!(!machine.worker.data.disk("one").exists());
