@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use madeup::world::{
     GATEWAY, HERE, QUERY, QUIET, World, accept, allows_pings, bytes, datagrams, hear, listener,
-    own_address, read_all, resolver, response, soon, way_out,
+    own_address, read_all, resolver, response, soon, unreachable, way_out,
 };
 
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
@@ -89,9 +89,7 @@ async fn who_refuses_or_resets_is_seen_by_the_other() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 
     drop(listener);
-    let refused = soon(world.machine.connect(SocketAddr::new(HERE.into(), port))).await;
-    let error = refused.err().expect("refused");
-    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    world.refuses(SocketAddr::new(HERE.into(), port)).await;
     world.all_ended().await;
 }
 
@@ -241,8 +239,7 @@ async fn datagrams_are_answered_from_where_they_were_sent() {
     assert_eq!(soon(one.receive()).await, (to, vec![1; 1472]));
 
     drop(host);
-    one.send(to, b"nobody");
-    let (from, message) = soon(one.receive_error()).await;
+    let (from, message) = unreachable(&one, to).await;
     assert_eq!((from, message), (HERE.into(), [3, 3]), "port unreachable");
 }
 

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use madeup::world::{
     HERE6, QUERY, QUIET, World, accept, allows_pings, bytes, hear, own_address, read_all, resolver,
-    response, soon, way_out,
+    response, soon, unreachable, way_out,
 };
 
 const MACHINE: Ipv6Addr = Ipv6Addr::new(0xfd68, 0x6561, 0x7274, 0, 0, 0, 0, 0x10);
@@ -87,9 +87,7 @@ async fn connections_are_made_refused_and_reset() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 
     drop(listener);
-    let refused = soon(world.machine.connect(here(port))).await;
-    let error = refused.err().expect("refused");
-    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    world.refuses(here(port)).await;
     world.all_ended().await;
 }
 
@@ -112,8 +110,7 @@ async fn datagrams_are_answered_from_where_they_were_sent() {
     assert_eq!(status.way_out.flows, 1);
 
     drop(host);
-    machine.send(here(port), b"nobody");
-    let (from, message) = soon(machine.receive_error()).await;
+    let (from, message) = unreachable(&machine, here(port)).await;
     assert_eq!((from, message), (HERE6.into(), [1, 4]), "port unreachable");
 }
 

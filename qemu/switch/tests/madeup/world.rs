@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use super::client::{Client, Connection};
+use super::client::{Client, Connection, Datagrams};
 
 /// For operations that take milliseconds on a quiet machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
@@ -102,6 +102,20 @@ impl World {
         .await
     }
 
+    /// Waits until connections to a listener that was dropped are refused. While another test starts a process, that has a
+    /// copy of the listener until its program runs.
+    pub(crate) async fn refuses(&self, to: SocketAddr) {
+        soon(async {
+            loop {
+                match self.machine.connect(to).await {
+                    Ok(connection) => connection.close(),
+                    Err(error) => return assert_eq!(error.kind(), ErrorKind::ConnectionRefused),
+                }
+            }
+        })
+        .await;
+    }
+
     pub(crate) async fn all_ended(&self) {
         self.until(|status| status.way_out.connections == 0).await;
     }
@@ -109,6 +123,20 @@ impl World {
 
 pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
     timeout(BOUND, work).await.expect("in time")
+}
+
+/// Sends datagrams to a socket that was dropped until there is an error: who has sent it, its type and its code. As with
+/// [`World::refuses`], another process may have a copy of the socket for a moment.
+pub(crate) async fn unreachable(machine: &Datagrams, to: SocketAddr) -> (IpAddr, [u8; 2]) {
+    soon(async {
+        loop {
+            machine.send(to, b"nobody");
+            if let Ok(error) = timeout(QUIET, machine.receive_error()).await {
+                return error;
+            }
+        }
+    })
+    .await
 }
 
 /// A listener on the loopback.
