@@ -70,23 +70,23 @@ async fn machines_join_with_trusted_images_only() -> Outcome {
         Ok(if number == 3 { plan.release() } else { plan })
     })
     .await?;
+    cluster.add_nodes(&[2]).await?;
+    // It comes back, while the next one registers.
+    let node = cluster.node(2);
+    node.cut().await?;
+    node.start().await?;
+
     let other = &test.artifacts().release.measurements;
     let other = fs::read(other).with_context(|| format!("cannot read {}", other.display()))?;
     let other = TrustedImage::parse(&other)?;
-    cluster.register(&[2, 3]).await?;
-    cluster.approve(2).await?;
+    cluster.register(&[3]).await?;
     let reason = format!("image {} is not trusted", other.parts);
     cluster.node(3).vm()?.says(&[&reason]).await?;
-    // The one with the trusted image comes back, while the other one joins.
-    let node = cluster.node(2);
-    node.home().await?;
-    node.cut().await?;
-    node.start().await?;
+    cluster.node(2).home().await?;
     let owner = cluster.owner().once().clone();
     owner.trust_image(&other).await.context("TrustImage")?;
     cluster.approve(3).await?;
     cluster.node(3).home().await?;
-    cluster.node(2).home().await?;
 
     let parts = other.parts.0.to_vec();
     let mut management = owner.management();
