@@ -8,6 +8,7 @@
     )
 )]
 
+pub mod deadline;
 pub mod event;
 pub mod in_use;
 pub mod logtree;

@@ -28,10 +28,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
+use hearth_base::deadline;
 use hearth_cluster::state::{self, RecordError};
 use hearth_consensus::{Change, Lease, Listing, NamespacedClient};
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep;
 
 use self::contents::Contents;
 
@@ -185,14 +186,8 @@ impl Cache {
         loop {
             changed.mark_unchanged();
             let deadline = self.lock().next_overdue();
-            let waited = async {
-                match deadline {
-                    Some(deadline) => sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = waited => return,
+                () = deadline::passed(deadline) => return,
                 // The sender lives as long as `self`.
                 _ = changed.changed() => {}
             }

@@ -35,6 +35,7 @@ pub(super) fn parse(message: v1::Install) -> Result<DiskConditions, Problem> {
         overwrite: text("overwrite", message.overwrite)?,
     })
 }
+
 fn text(field: &str, text: String) -> Result<Option<String>, Problem> {
     if !is_word_of_disk(&text) {
         let expected =

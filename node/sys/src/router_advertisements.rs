@@ -20,16 +20,14 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep_until;
+use hearth_base::deadline;
 
 use crate::announce::{self, ICMPV6, IPV6};
 use crate::dhcp::domains;
 use crate::raw::{self, FilterStep, Watched};
 
 /// Most name servers, as of a lease.
-const MOST_SERVERS: usize = 8;
-/// Most domains: resolvers look up as many.
-const MOST_DOMAINS: usize = 6;
+pub(crate) const MOST_SERVERS: usize = 8;
 /// Most routers whose word counts.
 const MOST_ROUTERS: usize = 8;
 /// The group of all routers of a link, and its Ethernet address.
@@ -132,12 +130,7 @@ impl Advertisement {
         let lifetime = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
         match head[0] {
             RDNSS => {
-                let addresses = content.as_chunks::<16>().0.iter();
-                let addresses = addresses.map(|octets| Ipv6Addr::from(*octets));
-                let usable = |it: &Ipv6Addr| {
-                    !it.is_unicast_link_local() && !it.is_multicast() && !it.is_unspecified()
-                };
-                let servers = addresses.filter(usable).map(|it| (it, lifetime));
+                let servers = servers(content).map(|it| (it, lifetime));
                 self.servers.extend(servers);
             }
             DNSSL => {
@@ -147,6 +140,14 @@ impl Advertisement {
             _ => {}
         }
     }
+}
+
+/// The usable servers of a list of addresses.
+pub(crate) fn servers(content: &[u8]) -> impl Iterator<Item = Ipv6Addr> + '_ {
+    let addresses = content.as_chunks::<16>().0.iter().copied();
+    addresses
+        .map(Ipv6Addr::from)
+        .filter(|it| !it.is_unicast_link_local() && !it.is_multicast() && !it.is_unspecified())
 }
 
 /// What holds of all advertisements so far.
@@ -171,7 +172,7 @@ impl Learned {
             self.routers.insert(*router, *offered);
         }
         let servers = self.servers.take(servers, MOST_SERVERS, now);
-        let domains = self.domains.take(domains, MOST_DOMAINS, now);
+        let domains = self.domains.take(domains, domains::MOST, now);
         before != self.offered() || servers || domains
     }
 
@@ -300,12 +301,6 @@ impl Listener {
                 .into_iter()
                 .flatten()
                 .min();
-            let due = async {
-                match next {
-                    Some(next) => sleep_until(next.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             let length = tokio::select! {
                 read = self.socket.read(&mut frame) => match read {
                     Ok(length) => length,
@@ -313,7 +308,7 @@ impl Listener {
                     Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => continue,
                     Err(error) => return Err(error),
                 },
-                () = due => 0,
+                () = deadline::passed(next.map(Into::into)) => 0,
             };
             let now = Instant::now();
             let mut has_changed = self.learned.expire(now);

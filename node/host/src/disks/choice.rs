@@ -264,13 +264,7 @@ mod tests {
     use super::*;
 
     fn any() -> DiskConditions {
-        DiskConditions {
-            serial: None,
-            wwn: None,
-            device: None,
-            sizes: 0..=u64::MAX,
-            overwrite: None,
-        }
+        DiskConditions::default()
     }
 
     fn chosen(wanted: &DiskConditions, disks: &[Candidate]) -> Result<String, String> {

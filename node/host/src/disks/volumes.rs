@@ -27,7 +27,6 @@ use std::{fs, io};
 
 use hearth_api::chain;
 use hearth_api::disk_conditions::DiskConditions;
-use hearth_api::identity::random_bytes;
 use hearth_api::node_settings::NodeSettings;
 use hearth_api::private::StoredDisk;
 use hearth_base::event;
@@ -43,6 +42,7 @@ use crate::layout;
 use crate::record::{self, Record, RecordError};
 use crate::storage::header::{Header, HeaderRegion, HeaderState, Owner, Phase};
 use crate::storage::keys::SALT_LEN;
+use crate::storage::upkeep::{WEEK, part_of_a_day};
 use crate::storage::{OwnedVolume, Progress, StorageBackend, StorageError, System, Volume};
 
 /// What a file system and its header need.
@@ -52,9 +52,6 @@ const NEEDS: Needs = Needs {
 };
 /// How often missing disks are looked for, and it is seen whether the others are still there.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// How often disks are told what is unused, as for the data partition.
-const DAY: Duration = Duration::from_secs(24 * 3600);
-const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Where the disks are.
 pub trait Disks: Send + Sync + 'static {
@@ -154,7 +151,7 @@ async fn follow<D: Disks>(worker: &Arc<Worker<D>>) -> Outcome {
     let volume = worker.data_volume.watch().next().await?;
     let mut all = worker.node_settings.watch();
     let mut settings = all.next().await?;
-    let mut discard_at = Instant::now() + part_of(DAY);
+    let mut discard_at = Instant::now() + part_of_a_day();
     let mut problems = Vec::new();
     loop {
         let (wanted, owner) = (settings.clone(), volume.clone());
@@ -182,11 +179,6 @@ async fn follow<D: Disks>(worker: &Arc<Worker<D>>) -> Outcome {
             }
         }
     }
-}
-
-/// At random.
-fn part_of(duration: Duration) -> Duration {
-    duration.mul_f64(f64::from(u16::from_le_bytes(random_bytes())) / 65536.0)
 }
 
 /// Runs a step on a thread that may block.

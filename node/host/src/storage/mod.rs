@@ -249,14 +249,7 @@ impl<M: StorageBackend> OwnedVolume<M> {
 
     /// The salt of the header, which no other volume has.
     pub fn salt(&mut self) -> Result<[u8; SALT_LEN], StorageError> {
-        match self.inspect()? {
-            HeaderState::Header(header) => Ok(header.salt),
-            HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
-            HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
-                found: "blank",
-                wanted: phase_name(Phase::Initialising),
-            }),
-        }
+        Ok(present(self.inspect()?, Phase::Initialising)?.salt)
     }
 
     /// Unmounts and closes the volume. If it is in use, it stays as it is.
@@ -401,17 +394,21 @@ impl<M: StorageBackend> OwnedVolume<M> {
     fn owned(&mut self, volume: &Volume, wanted: Phase) -> Result<(PathBuf, Header), StorageError> {
         let front = self.front()?;
         let device = front.device().to_owned();
-        match front.read()? {
-            HeaderState::Header(header) => {
-                is_owned(&header, volume)?;
-                Ok((device, header))
-            }
-            HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
-            HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
-                found: "blank",
-                wanted: phase_name(wanted),
-            }),
-        }
+        let header = present(front.read()?, wanted)?;
+        is_owned(&header, volume)?;
+        Ok((device, header))
+    }
+}
+
+/// The header, in any phase. `wanted`: the phase that the error names if there is none.
+fn present(state: HeaderState, wanted: Phase) -> Result<Header, StorageError> {
+    match state {
+        HeaderState::Header(header) => Ok(header),
+        HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
+        HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
+            found: "blank",
+            wanted: phase_name(wanted),
+        }),
     }
 }
 

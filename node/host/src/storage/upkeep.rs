@@ -19,7 +19,8 @@ use hearth_base::supervisor::{Context, Outcome};
 use super::{InUse, OwnedVolume, Progress, StorageBackend, StorageError};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How often a disk is told what is unused.
+pub(crate) const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Prints a line on the console.
 pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
@@ -52,7 +53,7 @@ async fn keep<M: StorageBackend>(worker: &Worker<M>) -> Outcome {
             break;
         }
     }
-    let mut rest = DAY.mul_f64(f64::from(u16::from_le_bytes(random_bytes())) / 65536.0);
+    let mut rest = part_of_a_day();
     loop {
         tokio::time::sleep(rest).await;
         match worker.step(OwnedVolume::discard_unused).await? {
@@ -64,6 +65,11 @@ async fn keep<M: StorageBackend>(worker: &Worker<M>) -> Outcome {
         }
         rest = WEEK;
     }
+}
+
+/// When a disk is told so for the first time: at random.
+pub(crate) fn part_of_a_day() -> Duration {
+    DAY.mul_f64(f64::from(u16::from_le_bytes(random_bytes())) / 65536.0)
 }
 
 impl<M: StorageBackend> Worker<M> {

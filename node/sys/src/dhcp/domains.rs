@@ -5,7 +5,7 @@
 //! list makes the decoder run in circles.
 
 /// Maximum number of domains: resolvers look up as many.
-const MOST: usize = 6;
+pub(crate) const MOST: usize = 6;
 const LONGEST_NAME: usize = 253;
 const LONGEST_LABEL: usize = 63;
 /// The two high bits of the first byte of a pointer.

@@ -46,6 +46,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_base::deadline;
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 use nix::sys::socket::{self, sockopt};
@@ -254,12 +255,6 @@ impl Client {
         // Until the carrier may have changed:
         loop {
             let deadline = self.machine.deadline();
-            let timeout = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
             let actions = tokio::select! {
                 changed = self.monitor.changed() => {
                     return changed.map_err(|source| self.netlink_failed(source));
@@ -278,7 +273,7 @@ impl Client {
                         }
                     }
                 }
-                () = timeout => {
+                () = deadline::passed(deadline) => {
                     self.machine.set_host_name((self.options.host_name)());
                     self.machine.timeout(Instant::now())
                 }

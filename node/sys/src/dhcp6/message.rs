@@ -12,9 +12,8 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use crate::dhcp::domains;
+use crate::router_advertisements::{self, MOST_SERVERS};
 
-/// Most servers of one kind, as of a lease of IPv4.
-const MOST_SERVERS: usize = 8;
 /// A lifetime without an end.
 const INFINITE: u32 = u32::MAX;
 
@@ -333,10 +332,7 @@ fn lifetime(seconds: u32) -> Option<Duration> {
 }
 
 fn servers(content: &[u8]) -> Vec<Ipv6Addr> {
-    let addresses = content.as_chunks::<16>().0.iter().copied();
-    let usable =
-        |it: &Ipv6Addr| !it.is_unspecified() && !it.is_multicast() && !it.is_unicast_link_local();
-    let servers = addresses.map(Ipv6Addr::from).filter(usable);
+    let servers = router_advertisements::servers(content);
     servers.take(MOST_SERVERS).collect()
 }
 

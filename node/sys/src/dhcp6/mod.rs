@@ -31,9 +31,10 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsRawFd;
 
+use hearth_base::deadline;
 use hearth_base::event::{Value, Watcher};
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn6, sockopt};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::cidr::Cidr;
 use super::dhcp::DhcpError;
@@ -130,12 +131,6 @@ impl Client {
 
     async fn step(&mut self) -> Result<(), DhcpError> {
         let deadline = self.machine.deadline();
-        let timeout = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
         let mut buffer = [0; MOST_BYTES];
         let actions = tokio::select! {
             changed = self.monitor.changed() => {
@@ -150,7 +145,7 @@ impl Client {
                 })?;
                 self.received(&buffer[..length])
             }
-            () = timeout => self.machine.timeout(Instant::now()),
+            () = deadline::passed(deadline) => self.machine.timeout(Instant::now()),
             Ok(offered) = self.offered.next() => self.machine.offered(offered, Instant::now()),
         };
         let performed = self.perform(actions).await;
