@@ -22,12 +22,12 @@ use smoltcp::phy;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
     EthernetFrame, EthernetProtocol, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet,
-    Ipv6Repr, TcpPacket, UdpPacket, UdpRepr,
+    TcpPacket, UdpPacket, UdpRepr,
 };
 use tokio::sync::Notify;
 
 use super::learning::{Address, HEADER, is_group};
-use super::way_out::{Outgoing, Router, Verdict};
+use super::way_out::{Outgoing, Router, Verdict, datagram};
 use super::wire::{Clock, Inbox, Wire, framed, refuse};
 use super::{
     Addressing, GATEWAY_LINK_LOCAL, GATEWAY_MAC, MASK6, NetworkOptions, PREFIX6, dhcp, dhcp6,
@@ -271,69 +271,23 @@ impl Gateway {
         let reply = self.dhcp.take(udp.payload(), now)?;
 
         let (mac, address) = reply.to.unwrap_or(([0xff; 6], Ipv4Addr::BROADCAST));
-        let udp = UdpRepr {
-            src_port: DHCP_SERVER_PORT,
-            dst_port: DHCP_CLIENT_PORT,
-        };
-        let ip = Ipv4Repr {
-            src_addr: self.address,
-            dst_addr: address,
-            next_header: IpProtocol::Udp,
-            payload_len: udp.header_len() + reply.message.len(),
-            hop_limit: 64,
-        };
-        let mut bytes = framed(
-            mac,
-            EthernetProtocol::Ipv4,
-            ip.buffer_len() + ip.payload_len,
-        );
-        let mut packet = Ipv4Packet::new_unchecked(&mut bytes[HEADER..]);
-        ip.emit(&mut packet, &checksums);
-        udp.emit(
-            &mut UdpPacket::new_unchecked(packet.payload_mut()),
-            &ip.src_addr.into(),
-            &ip.dst_addr.into(),
-            reply.message.len(),
-            |payload| payload.copy_from_slice(&reply.message),
-            &checksums,
-        );
-        Some(bytes)
+        let from = (self.address, DHCP_SERVER_PORT).into();
+        let to = (address, DHCP_CLIENT_PORT).into();
+        Some(datagram(mac, from, to, &reply.message))
     }
 
     /// A machine's IPv6 address has the number of its IPv4 address.
     fn dhcp6(&self, sender: Address, packet: &Ipv6Packet<&[u8]>) -> Option<Vec<u8>> {
         let checksums = phy::ChecksumCapabilities::default();
-        let (from, own) = (packet.src_addr(), GATEWAY_LINK_LOCAL);
+        let from = packet.src_addr();
         let udp = UdpPacket::new_checked(packet.payload()).ok()?;
         UdpRepr::parse(&udp, &from.into(), &packet.dst_addr().into(), &checksums).ok()?;
         let number = self.dhcp.number(sender)?;
         let address = Ipv6Addr::from_bits(self.address6.to_bits() & MASK6 | u128::from(number));
         let message = self.dhcp6.answer(udp.payload(), address)?;
-
-        let udp = UdpRepr {
-            src_port: dhcp6::SERVER_PORT,
-            dst_port: dhcp6::CLIENT_PORT,
-        };
-        let ip = Ipv6Repr {
-            src_addr: own,
-            dst_addr: from,
-            next_header: IpProtocol::Udp,
-            payload_len: udp.header_len() + message.len(),
-            hop_limit: 64,
-        };
-        let length = ip.buffer_len() + ip.payload_len;
-        let mut bytes = framed(sender, EthernetProtocol::Ipv6, length);
-        let mut packet = Ipv6Packet::new_unchecked(&mut bytes[HEADER..]);
-        ip.emit(&mut packet);
-        udp.emit(
-            &mut UdpPacket::new_unchecked(packet.payload_mut()),
-            &own.into(),
-            &from.into(),
-            message.len(),
-            |payload| payload.copy_from_slice(&message),
-            &checksums,
-        );
-        Some(bytes)
+        let own = (GATEWAY_LINK_LOCAL, dhcp6::SERVER_PORT).into();
+        let to = (from, dhcp6::CLIENT_PORT).into();
+        Some(datagram(sender, own, to, &message))
     }
 
     /// Answers pings, and everything that has no other recipient.

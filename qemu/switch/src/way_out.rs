@@ -54,7 +54,7 @@ use super::learning::Address;
 use super::wire::Inbox;
 pub(super) use flows::{Flows, Limits, Quota};
 use packet::{Content, Segment};
-pub(super) use packet::{Unreachable, reply, start_of_payload, too_large, unreachable};
+pub(super) use packet::{Unreachable, datagram, reply, start_of_payload, too_large, unreachable};
 pub(super) use policy::Policy;
 use proxy::ProxySettings;
 

@@ -191,19 +191,20 @@ pub(crate) fn reply(flow: &Flow, payload: &[u8]) -> Option<Vec<u8>> {
     }
     match flow.protocol {
         Protocol::Tcp => None,
-        Protocol::Udp => Some(datagram(flow, payload)),
+        Protocol::Udp => Some(datagram(flow.mac, flow.remote, flow.machine, payload)),
         Protocol::Ping => echo_reply(flow, payload),
     }
 }
 
-fn datagram(flow: &Flow, payload: &[u8]) -> Vec<u8> {
-    let (from, to) = (flow.remote.ip(), flow.machine.ip());
+/// A frame with a datagram; both addresses must be of the same version.
+pub(crate) fn datagram(mac: Address, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let udp = UdpRepr {
-        src_port: flow.remote.port(),
-        dst_port: flow.machine.port(),
+        src_port: from.port(),
+        dst_port: to.port(),
     };
+    let (from, to) = (from.ip(), to.ip());
     let length = PAYLOAD_HEADER + payload.len();
-    ip(flow.mac, from, to, IpProtocol::Udp, length, |bytes| {
+    ip(mac, from, to, IpProtocol::Udp, length, |bytes| {
         udp.emit(
             &mut UdpPacket::new_unchecked(bytes),
             &from.into(),
