@@ -23,7 +23,7 @@ use std::time::Duration;
 use hearth_api::identity::NodeId;
 use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
-use hearth_base::supervisor::{Context, Failure, Health, Outcome};
+use hearth_base::supervisor::{Context, Failure, Health, Outcome, spawn_blocking};
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
@@ -247,5 +247,5 @@ async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<
     let store = worker.saved_directory.clone();
     // The ESP is mounted with `sync`: the write takes as long as the disk.
     let save = move || store.save(&directory);
-    Ok(tokio::task::spawn_blocking(save).await??)
+    Ok(spawn_blocking(save).await??)
 }

@@ -56,7 +56,7 @@ use hearth_api::v1::ConsensusProgress;
 use hearth_base::event;
 use hearth_base::in_use::ReadLock;
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::layout;
 use hearth_host::pki::{self, PkiError};
@@ -528,7 +528,7 @@ async fn live(
 /// Looks for what etcd would take for the work of a power cut.
 async fn check_log(config: &Config) -> Result<(), ConsensusFailure> {
     let log = config.etcd.log();
-    let checked = tokio::task::spawn_blocking({
+    let checked = spawn_blocking({
         let log = log.clone();
         move || log_lengths::check(&log)
     });

@@ -17,7 +17,9 @@ use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
-use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
+use hearth_base::supervisor::{
+    Context, Failure, Options, Outcome, Supervisor, runnable, spawn_blocking,
+};
 use hearth_enrolment::sealed::{SealedStore, Sealer, Stored};
 use hearth_host::boot_record::BootCounter;
 use hearth_host::bundle::Binary;
@@ -132,7 +134,7 @@ async fn core() -> Result<PowerRequest, Error> {
     mounts::bring_up()?;
     let expedited = rcu::expedite(true);
     // Aside, because the kernel takes as long for it as for all that follows until the supervisor runs.
-    let grouped = tokio::task::spawn_blocking(|| {
+    let grouped = spawn_blocking(|| {
         let group = cgroups::Group::root().child(layout::NODE_GROUP);
         group.make().and_then(|()| group.enter())
     });
@@ -434,7 +436,7 @@ fn make_directories(esp: &Esp) {
 /// slow, or not respond.
 async fn log_tpm(ctx: Context) -> Outcome {
     let read = || tpm::read(Path::new("/sys"), &SHOWN_PCRS);
-    match tokio::task::spawn_blocking(read).await? {
+    match spawn_blocking(read).await? {
         Ok(Some(tpm)) => tracing::info!("TPM {tpm}"),
         Ok(None) => tracing::debug!("no TPM found"),
         Err(error) => tracing::warn!("cannot read the TPM: {}", chain(&error)),
@@ -514,7 +516,7 @@ async fn stay(ctx: &Context, node: &Node) -> Outcome {
     #[cfg(feature = "debug-service")]
     tokio::select! {
         () = node.injected_faults.root_error.notified() => {
-            Err(hearth_base::supervisor::Failure::msg("injected error"))
+            Err(Failure::msg("injected error"))
         }
         () = ctx.cancelled() => Ok(()),
     }
@@ -631,7 +633,7 @@ impl Node {
         self: Arc<Self>,
         change: fn(&mut BootCounter) -> Result<(), SlotError>,
     ) -> Outcome {
-        tokio::task::spawn_blocking(move || {
+        spawn_blocking(move || {
             let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
             match record.as_mut() {
                 Some(keeper) => change(keeper),

@@ -21,7 +21,7 @@ use hearth_api::recovery::console::{RecordChallenger, WrappedRecordKey};
 use hearth_api::tls::{self, OwnCertificate};
 use hearth_api::v1::{ClusterDirectory, ColdStartPolicy, TpmUsage};
 use hearth_base::event;
-use hearth_base::supervisor::{Backoff, Context, Outcome};
+use hearth_base::supervisor::{Backoff, Context, Outcome, spawn_blocking};
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{BootstrapData, Founded, MemberData, TimeStatus};
@@ -35,7 +35,6 @@ use hearth_host::storage::{InUse, Mode, OwnedVolume, StorageBackend, StorageErro
 use hearth_host::{around, credentials, failpoint, parameters};
 use hearth_parameters::Cluster;
 use tonic::Code;
-use tracing::Instrument;
 
 use super::asking::{AskError, CuratorCaller, Joined};
 use super::machine::{
@@ -313,7 +312,7 @@ where
             let store = self.sealed.clone();
             async move {
                 let key = opened?;
-                let recovered = tokio::task::spawn_blocking(move || store.recover(&key)).await;
+                let recovered = spawn_blocking(move || store.recover(&key)).await;
                 recovered.map_err(chain)?.map_err(chain)
             }
         })
@@ -714,15 +713,11 @@ pub(super) fn is_final(error: &AskError) -> bool {
     }
 }
 
-/// Runs blocking work, with the calling runnable's span.
+/// Runs blocking work.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work))
-        .in_current_span()
-        .await
-        .map_err(again)
+    spawn_blocking(work).await.map_err(again)
 }
 
 fn locked<M>(data: &Mutex<OwnedVolume<M>>) -> std::sync::MutexGuard<'_, OwnedVolume<M>> {

@@ -22,7 +22,7 @@ use hearth_api::proofs::AfterRemoval;
 use hearth_api::recovery::UnlockSettings;
 use hearth_api::v1::{ClusterDirectory, ColdStartPolicy};
 use hearth_base::event;
-use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
+use hearth_base::supervisor::{Backoff, Context, Failure, Outcome, spawn_blocking};
 use hearth_host::directory::DirectoryStore;
 use hearth_host::handover::{Disowned, MemberData, Refusals, UnlockSettingsDigest};
 use hearth_host::layout::Root;
@@ -203,7 +203,7 @@ impl Parts {
         handed_over: &ClusterDirectory,
     ) -> Result<Joined, AskError> {
         let store = self.saved_directory.clone();
-        let saved = tokio::task::spawn_blocking(move || store.load()).await;
+        let saved = spawn_blocking(move || store.load()).await;
         let mut known = handed_over.clone();
         if let Ok(Ok(Some(saved))) = saved {
             known.nodes.splice(0..0, saved.nodes);
@@ -214,7 +214,7 @@ impl Parts {
     /// Saves the settings of the cluster that have changed.
     async fn record(&self, member: Arc<Member>) -> Result<Arc<Member>, Failure> {
         let (store, sealed) = (self.sealed.clone(), Sealed::Member(member.clone()));
-        tokio::task::spawn_blocking(move || store.save(&sealed)).await??;
+        spawn_blocking(move || store.save(&sealed)).await??;
         let settings = member.reported_settings();
         tracing::info!(
             cold_start_policy = settings.cold_start_policy.as_str_name(),
@@ -232,14 +232,14 @@ impl Parts {
             tokio::time::sleep(REPAIR_EVERY).await;
             if self.sealed.last_write().failed() {
                 let store = self.sealed.clone();
-                tokio::task::spawn_blocking(move || store.repair()).await??;
+                spawn_blocking(move || store.repair()).await??;
             }
         }
     }
 
     async fn load(&self) -> Result<Sealed, Failure> {
         let store = self.sealed.clone();
-        match tokio::task::spawn_blocking(move || store.load()).await?? {
+        match spawn_blocking(move || store.load()).await?? {
             Stored::Sealed(sealed) => Ok(sealed),
             Stored::Absent | Stored::NeverCompleted => Err(RejoinError::NoMember("none").into()),
         }
@@ -247,7 +247,7 @@ impl Parts {
 
     async fn disown(&self, disowned: sealed::Disowned) -> Result<sealed::Disowned, Failure> {
         let (store, data) = (self.sealed.clone(), self.root.data.clone());
-        let wiped = tokio::task::spawn_blocking(move || {
+        let wiped = spawn_blocking(move || {
             disowning::seal(&store, disowned)?;
             Ok::<_, RejoinError>(disowning::forget(&data)?)
         });

@@ -28,7 +28,7 @@ use hearth_api::v1::{
     UnlockResponse,
 };
 use hearth_base::event;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 use hearth_host::directory::DirectoryStore;
 use hearth_host::storage::{OwnedVolume, StorageBackend};
 use tokio::net::TcpListener;
@@ -156,7 +156,7 @@ impl<M: StorageBackend> Service<M> {
             return Ok(false);
         };
         let data = self.worker.data.clone();
-        let opens = tokio::task::spawn_blocking(move || {
+        let opens = spawn_blocking(move || {
             // It has no state that a panic could leave inconsistent.
             let mut data = data.lock().unwrap_or_else(PoisonError::into_inner);
             data.is_opened_by(&volume)
@@ -175,7 +175,7 @@ impl<M: StorageBackend> NodeUnlock for Service<M> {
         _: Request<GetUnlockChallengeRequest>,
     ) -> Result<Response<GetUnlockChallengeResponse>, Status> {
         let store = self.worker.saved_directory.clone();
-        let directory: Option<ClusterDirectory> = tokio::task::spawn_blocking(move || store.load())
+        let directory: Option<ClusterDirectory> = spawn_blocking(move || store.load())
             .await
             .map_err(|error| Status::internal(chain(&error)))?
             // The owner can name the other nodes.

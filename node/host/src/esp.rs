@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_api::names::disk::DATA_TYPE;
-use hearth_base::supervisor::Failure;
+use hearth_base::supervisor::{Failure, spawn_blocking};
 use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
 use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
@@ -35,10 +35,10 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 pub async fn mount(esp: &Esp) -> Result<PartitionDevice, Failure> {
     let [mut pause, longest] = PAUSES;
     loop {
-        match tokio::task::spawn_blocking(find).await? {
+        match spawn_blocking(find).await? {
             Ok(partition) => {
                 let (esp, found) = (esp.clone(), partition.clone());
-                tokio::task::spawn_blocking(move || mount_partition(&esp, &found)).await??;
+                spawn_blocking(move || mount_partition(&esp, &found)).await??;
                 return Ok(partition);
             }
             Err(error) if error.is_of_disks() => {

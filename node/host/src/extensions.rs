@@ -25,6 +25,7 @@ use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_api::extension::Admitted;
 use hearth_api::names::disk::{EXTENSION_TYPE, SLOT_BLOCK};
+use hearth_base::supervisor::spawn_blocking;
 use hearth_sys::block::{self, BlockError, Blocks, Disk, PartitionDevice};
 use hearth_sys::dm::{DeviceMapper, DmError, Verity};
 use hearth_sys::mounts::{self, MountError, MountFlags};
@@ -121,7 +122,7 @@ enum Refusal {
 pub async fn mount(boot_disk: &Disk, places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     let (boot_disk, places) = (boot_disk.clone(), places.clone());
     let mounted = move || mount_blocking(&boot_disk, &places, report);
-    let mounted = tokio::task::spawn_blocking(mounted).await;
+    let mounted = spawn_blocking(mounted).await;
     mounted.unwrap_or_else(|error| {
         tracing::error!("cannot mount extensions: {error}");
         Extensions::none()

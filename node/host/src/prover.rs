@@ -9,6 +9,7 @@ use std::{fs, io};
 use hearth_api::identity::PublicKey;
 use hearth_api::v1::boot_proof::Event;
 use hearth_api::v1::{BootProof, GetChallengeRequest, GetChallengeResponse};
+use hearth_base::supervisor::spawn_blocking;
 use hearth_tpm::attestation::{Asked, QUOTED};
 use hearth_tpm::boot_log::{self, BootEvent};
 use hearth_tpm::{Malformed, Tpm};
@@ -165,7 +166,7 @@ impl Prover {
         work: impl FnOnce(&Self) -> Result<T, ProverError> + Send + 'static,
     ) -> Result<T, ProverError> {
         let own = self.clone();
-        match tokio::task::spawn_blocking(move || work(&own)).await {
+        match spawn_blocking(move || work(&own)).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),

@@ -39,7 +39,7 @@ use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_api::disk_conditions::DiskConditions;
 use hearth_api::names::installer::KERNEL_WORD;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 use hearth_host::disks::Known;
 use hearth_host::disks::choice::{Candidate, Needs, choose};
 use hearth_host::layout::{COMMAND_LINE, Root};
@@ -171,7 +171,7 @@ impl Installer {
                 instructions,
             }))
         };
-        tokio::task::spawn_blocking(begin).await?
+        spawn_blocking(begin).await?
     }
 
     /// All disks, and the one that this installation has written, with its ESP.
@@ -194,7 +194,7 @@ impl Installer {
             };
             Ok((disks, done))
         };
-        tokio::task::spawn_blocking(look).await?
+        spawn_blocking(look).await?
     }
 
     /// The disk that the parameters mean; says why, if it is none.
@@ -241,13 +241,13 @@ impl Installer {
                 &progress,
             )
         };
-        Ok(tokio::task::spawn_blocking(write).await?)
+        Ok(spawn_blocking(write).await?)
     }
 
     /// Makes the firmware boot from the disk, and reboots.
     async fn boot(&self, mirror: &Mirror, esp: &Partition) -> Outcome {
         let esp = esp.clone();
-        match tokio::task::spawn_blocking(move || target::boot_first(&esp)).await? {
+        match spawn_blocking(move || target::boot_first(&esp)).await? {
             Ok(Some(number)) => tracing::info!("the firmware boots Boot{number:04X} next"),
             Ok(None) => tracing::info!("the firmware has no boot entries"),
             Err(error) => mirror.say(&format!(

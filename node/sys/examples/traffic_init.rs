@@ -16,6 +16,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use hearth_base::supervisor::spawn_blocking;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::netlink::{self, Netlink};
 use hearth_sys::{fw_cfg, mounts};
@@ -49,7 +50,7 @@ fn run() -> Result<()> {
         let (tell, leased) = oneshot::channel();
         let traffic = async {
             leased.await.context("no lease")?;
-            tokio::task::spawn_blocking(move || serve(peer)).await?
+            spawn_blocking(move || serve(peer)).await?
         };
         // The lease is renewed meanwhile.
         tokio::select! {

@@ -22,7 +22,7 @@
 //! can delay the runtime's timers until another of its threads is woken, and its runtime cannot be
 //! dropped but only left (`shutdown_background`). The supervisor itself is not delayed: it names
 //! the runnable and restarts it as long as the runtime has threads left. So the runtime must be
-//! multi-threaded, and blocking work belongs in `spawn_blocking`. A process that hangs altogether
+//! multi-threaded, and blocking work belongs in [`spawn_blocking`]. A process that hangs altogether
 //! is left to the watchdog.
 //!
 //! Design: the rules are a plain data structure without clock or tasks (`tree.rs`) behind a mutex.
@@ -34,6 +34,7 @@
 //! would be one more thing that can hang.
 
 mod backoff;
+mod blocking;
 mod context;
 mod driver;
 mod failure;
@@ -55,6 +56,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
+pub use blocking::spawn_blocking;
 pub use context::Context;
 pub use failure::{Exit, Failure, Outcome};
 pub use health::Health;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hearth_agent::rolefetch::{self, Assigned};
 use hearth_api::identity::NodeCredentials;
 use hearth_api::tls::{self, OwnCertificate};
-use hearth_base::supervisor::{Failure, Outcome};
+use hearth_base::supervisor::{Failure, Outcome, spawn_blocking};
 use hearth_consensus::manifests::Manifests;
 use hearth_consensus::{ConsensusUser, RootHandle};
 use hearth_curator::founding;
@@ -35,7 +35,7 @@ impl Founder {
         data: Arc<BootstrapData>,
     ) -> JoinHandle<Result<Self, Failure>> {
         let disk = disk.clone();
-        tokio::task::spawn_blocking(move || Self::certify(&disk, data))
+        spawn_blocking(move || Self::certify(&disk, data))
     }
 
     /// Issues the certificates, unless an earlier run has saved some.
@@ -101,6 +101,6 @@ impl Founder {
             }
             Ok(pki::remove_authority_keys(&disk.etcd())?)
         };
-        tokio::task::spawn_blocking(save).await?
+        spawn_blocking(save).await?
     }
 }

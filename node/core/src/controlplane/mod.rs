@@ -30,7 +30,7 @@ use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Exit, Failure};
+use hearth_base::supervisor::{Context, Exit, Failure, spawn_blocking};
 use hearth_consensus::starts::Behind;
 use hearth_consensus::{Handle, MemberId, RootHandle};
 use hearth_enrolment::disowning;
@@ -132,7 +132,7 @@ async fn disowned(worker: &Worker) {
 /// Wipes the etcd data of a disowned node, whose etcd and curator have stopped, and idles.
 async fn end_for_good(ctx: &Context, worker: &Worker) -> Result<Exit, Failure> {
     let data = worker.root.data.clone();
-    tokio::task::spawn_blocking(move || disowning::wipe(&data)).await??;
+    spawn_blocking(move || disowning::wipe(&data)).await??;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(Exit::Done)

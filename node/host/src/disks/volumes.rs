@@ -30,7 +30,7 @@ use hearth_api::disk_conditions::DiskConditions;
 use hearth_api::node_settings::NodeSettings;
 use hearth_api::private::StoredDisk;
 use hearth_base::event;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 use hearth_sys::block::{self, BlockError, Blocks};
 use hearth_sys::files;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -186,9 +186,8 @@ async fn blocking<D: Disks, T: Send + 'static>(
     worker: &Arc<Worker<D>>,
     step: impl FnOnce(&Worker<D>) -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    let (worker, span) = (worker.clone(), tracing::Span::current());
-    let done = tokio::task::spawn_blocking(move || span.in_scope(|| step(&worker)));
-    Ok(done.await?)
+    let worker = worker.clone();
+    Ok(spawn_blocking(move || step(&worker)).await?)
 }
 
 impl<D: Disks> Worker<D> {

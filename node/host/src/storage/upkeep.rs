@@ -14,7 +14,7 @@ use std::time::Duration;
 use hearth_api::console::Report;
 use hearth_api::identity::random_bytes;
 use hearth_base::event;
-use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 
 use super::{InUse, OwnedVolume, Progress, StorageBackend, StorageError};
 
@@ -77,13 +77,12 @@ impl<M: StorageBackend> Worker<M> {
     async fn step<T: Send + 'static>(
         &self,
         step: impl FnOnce(&mut OwnedVolume<M>) -> Result<T, StorageError> + Send + 'static,
-    ) -> Result<T, hearth_base::supervisor::Failure> {
+    ) -> Result<T, Failure> {
         let data = self.data.clone();
-        let span = tracing::Span::current();
-        let done = tokio::task::spawn_blocking(move || {
+        let done = spawn_blocking(move || {
             // It has no state that a panic could leave inconsistent.
             let mut data = data.lock().unwrap_or_else(PoisonError::into_inner);
-            span.in_scope(|| step(&mut data))
+            step(&mut data)
         });
         Ok(done.await??)
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::client::within;
+use hearth_base::supervisor::spawn_blocking;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -82,7 +83,7 @@ pub(super) async fn import(
     path: &Path,
 ) -> Result<Vec<String>, ImportError> {
     let owned = path.to_owned();
-    let opened = tokio::task::spawn_blocking(move || {
+    let opened = spawn_blocking(move || {
         let archive = Archive::open(&owned)?;
         let images = archive.images()?;
         Ok::<_, ArchiveError>((archive, images))
@@ -215,7 +216,7 @@ impl Import<'_> {
     async fn write_blob(&self, blob: &Blob) -> Result<(), ImportError> {
         let (pieces, queue) = mpsc::channel(MAX_WAITING_PIECES);
         let (archive, sent) = (self.archive.clone(), blob.clone());
-        let reader = tokio::task::spawn_blocking(move || send_pieces(&archive, &sent, &pieces));
+        let reader = spawn_blocking(move || send_pieces(&archive, &sent, &pieces));
         let step = || failed(format!("write {}", blob.descriptor.digest));
         let writing = async {
             let mut client = ContentClient::new(self.connection.channel());

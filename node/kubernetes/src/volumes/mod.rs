@@ -32,14 +32,14 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use hearth_api::identity::NodeId;
 use hearth_base::event::Value;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome, spawn_blocking};
 use hearth_kubernetes_api::fields::Volume;
 use hearth_kubernetes_api::store::{Event, Full};
 use hearth_kubernetes_api::watch::{Which, watch};
 use hearth_kubernetes_api::{ApiError, Client, MANAGER, Objects, Watching, kinds};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::JoinError;
 use tokio::time::{MissedTickBehavior, sleep};
 use tokio_util::sync::CancellationToken;
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use hearth_api::chain;
-use hearth_base::supervisor::{Failure, Outcome};
+use hearth_base::supervisor::{Failure, Outcome, spawn_blocking};
 use hearth_host::handover::PodsPossible;
 use hearth_host::layout::{self, Root};
 use hearth_sys::mounts::MountFlags;
@@ -70,7 +70,7 @@ impl MachineLock {
             let _turn = turn;
             work()
         };
-        tokio::task::spawn_blocking(work).await
+        spawn_blocking(work).await
     }
 }
 

@@ -138,6 +138,7 @@ async fn run(what: String, work: Work, form: Format) -> Result<(), Failure> {
     let work = Arc::new(work);
     let stop = Arc::new(AtomicBool::new(false));
     let (worker, stopped) = (work.clone(), stop.clone());
+    #[allow(clippy::disallowed_methods, reason = "this is no runnable of a node")]
     let mut thread = tokio::task::spawn_blocking(move || {
         let size = worker.image.as_ref().map_or(0, |image| image.layout.size);
         let told = std::cell::RefCell::new(String::new());
