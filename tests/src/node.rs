@@ -5,7 +5,7 @@
 
 mod plan;
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ use hearth_qemu::smbios::Smbios;
 use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
 
-pub use plan::Plan;
 pub(crate) use plan::copy;
+pub use plan::{Plan, SECOND_DISK};
 
 use crate::debug::Debug;
 use crate::disk::RawDisk;
@@ -117,18 +117,6 @@ impl Node {
     /// Takes all media out.
     pub fn eject_media(&mut self) {
         self.machine.media.clear();
-    }
-
-    /// Puts a second disk in, an empty one of this many bytes; returns its path.
-    ///
-    /// # Errors
-    /// If its file cannot be created.
-    pub fn add_disk(&mut self, bytes: u64) -> anyhow::Result<PathBuf> {
-        let path = self.file("second.img");
-        File::create(&path)?.set_len(bytes)?;
-        let disk = Disk::new(path.clone(), Format::Raw);
-        self.machine.disks.push(disk);
-        Ok(path)
     }
 
     /// Takes the second disk out.

@@ -37,6 +37,8 @@ pub struct Plan<'a> {
     is_logged: bool,
     has_twin: bool,
     larger_by: u64,
+    /// The bytes of [`SECOND_DISK`].
+    second_disk: Option<u64>,
     configuration: ClusterConfiguration,
     manifests: Vec<String>,
     forwards: Vec<PortForward>,
@@ -44,6 +46,9 @@ pub struct Plan<'a> {
     /// Its addresses; `None`: by DHCP.
     network_config: Option<NetworkConfig>,
 }
+
+/// The name of a node's second disk in its folder.
+pub const SECOND_DISK: &str = "second.img";
 
 /// The disk of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +104,7 @@ impl<'a> Plan<'a> {
             is_logged: false,
             has_twin: false,
             larger_by: 0,
+            second_disk: None,
             configuration: with_storage(StorageSecurityPolicy::NeedsInsecure),
             manifests: Vec::new(),
             forwards: Vec::new(),
@@ -270,6 +276,12 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With a second disk, an empty one of this many bytes ([`SECOND_DISK`]).
+    pub fn second_disk(mut self, bytes: u64) -> Self {
+        self.second_disk = Some(bytes);
+        self
+    }
+
     /// With other settings of the cluster that it founds.
     pub fn configured(mut self, change: impl FnOnce(&mut ClusterConfiguration)) -> Self {
         change(&mut self.configuration);
@@ -345,6 +357,11 @@ impl<'a> Plan<'a> {
         if self.has_twin {
             let path = run_dir.file("twin.img");
             copy(&self.machine.disks[0].path, &path).await?;
+            self.machine.disks.push(Disk::new(path, Format::Raw));
+        }
+        if let Some(bytes) = self.second_disk {
+            let path = run_dir.file(SECOND_DISK);
+            fs::File::create_new(&path)?.set_len(bytes)?;
             self.machine.disks.push(Disk::new(path, Format::Raw));
         }
         let owner = Owner::create(run_dir.path())?;

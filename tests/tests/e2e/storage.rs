@@ -15,7 +15,7 @@ use hearth_lab::Owner;
 use hearth_lab::record::Storage;
 use hearth_operator::by_id;
 use hearth_operator::unlock::{Keys, UnlockError};
-use hearth_tests::node::{Node, Running};
+use hearth_tests::node::{Node, Running, SECOND_DISK};
 use hearth_tests::{Operator, Outcome, TestCtx, bounds, here, retry_unavailable};
 
 /// The slots of the sealed configuration on the ESP.
@@ -182,9 +182,8 @@ async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
 async fn a_second_disk_is_an_encrypted_volume() -> Outcome {
     const SETTING: &str = "disk.scratch";
     let test = TestCtx::begin(here!())?;
-    let mut node = test.node("node").install().await?;
+    let mut node = test.node("node").second_disk(2 << 30).install().await?;
     node.tell(&node.owner.parameters(Storage::Encrypted.configuration()));
-    let second = node.add_disk(2 << 30)?;
     let vm = node.power_on().await?;
     vm.home().await?;
     let owner = vm.owned().await?;
@@ -199,7 +198,7 @@ async fn a_second_disk_is_an_encrypted_volume() -> Outcome {
         .await?;
     vm.power_off().await?;
     let mut bytes = [0; 4];
-    let disk = fs::File::open(&second)?;
+    let disk = fs::File::open(node.file(SECOND_DISK))?;
     disk.read_exact_at(&mut bytes, PAYLOAD)?;
     ensure!(&bytes != b"XFSB", "the file system is not encrypted");
 
