@@ -56,7 +56,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
-pub use blocking::spawn_blocking;
+pub use blocking::{Blocking, spawn_blocking};
 pub use context::Context;
 pub use failure::{Exit, Failure, Outcome};
 pub use health::Health;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hearth_agent::rolefetch::{self, Assigned};
 use hearth_api::identity::NodeCredentials;
 use hearth_api::tls::{self, OwnCertificate};
-use hearth_base::supervisor::{Failure, Outcome, spawn_blocking};
+use hearth_base::supervisor::{Blocking, Failure, Outcome, spawn_blocking};
 use hearth_consensus::manifests::Manifests;
 use hearth_consensus::{ConsensusUser, RootHandle};
 use hearth_curator::founding;
@@ -16,7 +16,6 @@ use hearth_host::handover::{BootstrapData, Founded};
 use hearth_host::layout::Data;
 use hearth_host::pki::{self, Authorities};
 use hearth_host::{credentials, failpoint};
-use tokio::task::JoinHandle;
 
 /// The first node, and what it does for its cluster.
 pub(super) struct Founder {
@@ -33,7 +32,7 @@ impl Founder {
     pub(super) fn certify_aside(
         disk: &Data,
         data: Arc<BootstrapData>,
-    ) -> JoinHandle<Result<Self, Failure>> {
+    ) -> Blocking<Result<Self, Failure>> {
         let disk = disk.clone();
         spawn_blocking(move || Self::certify(&disk, data))
     }

@@ -8,11 +8,10 @@ use hearth_api::tls::OwnCertificate;
 use hearth_api::v1::{ConsensusProgress, MemberStarts};
 use hearth_base::event::{self, Watcher};
 use hearth_base::in_use::ReadLock;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Blocking, Context, Failure, Outcome};
 use hearth_consensus::starts::Starts;
 use hearth_consensus::{ConsensusUser, DataReport, MemberId, PeerReadiness, RootHandle, SlowDisk};
 use hearth_host::console;
-use tokio::task::JoinHandle;
 
 use super::founder::Founder;
 use super::{FOUNDER, Start, Worker, join};
@@ -144,7 +143,7 @@ struct Etcd {
 /// The certificates with which the curator will serve.
 enum Own {
     /// Of a new cluster's first node; being issued.
-    Certifying(JoinHandle<Result<Founder, Failure>>),
+    Certifying(Blocking<Result<Founder, Failure>>),
     /// Of a member.
     Certified(Arc<OwnCertificate>),
 }
