@@ -24,7 +24,7 @@ use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::ui::Ui;
 use crate::{programs, tidy};
-use booted::Kubernetes;
+use booted::{Kubernetes, Tests};
 use selection::Selection;
 
 /// Run lints, unit tests and end-to-end tests
@@ -177,19 +177,20 @@ fn run_tests(
     setup::ensure(ui, Needs::of_tests(args.long))?;
     // The unit tests of several crates run it.
     programs::etcd(ui)?;
-    // Before the unit tests: those of Kubernetes' crate run its programs.
-    let kubernetes = match &selected.e2e {
-        Some(selection) => Kubernetes::ensure(ui, selection, args.long)?,
-        None => None,
-    };
     let programs = compile(ui, selected, args.timings)?;
     if args.timings {
         print_slowest_crates(ui)?;
     }
-    // Not beside the unit tests: many of them run a real etcd, which loses its leases on a host that is too busy.
-    let manifest = match &selected.e2e {
-        Some(selection) => Some(booted::build(ui, selection, kubernetes.as_ref())?),
-        None => None,
+    // Before the unit tests: those of Kubernetes' crate run its programs. And not beside them: many of them run a real
+    // etcd, which loses its leases on a host that is too busy.
+    let (kubernetes, manifest) = match &selected.e2e {
+        Some(selection) => {
+            let tests = Tests::of(ui, end_to_end(&programs)?, selection, args.long)?;
+            let kubernetes = Kubernetes::ensure(ui, &tests)?;
+            let manifest = booted::build(ui, &tests, kubernetes.as_ref())?;
+            (kubernetes, Some(manifest))
+        }
+        None => (None, None),
     };
     if let Some(selection) = &selected.unit {
         let bundle = kubernetes.as_ref().map(Kubernetes::root);
@@ -200,7 +201,8 @@ fn run_tests(
         && (args.keep_going || all_ok(stages))
     {
         let variables = variables(args, manifest, environment);
-        let tests = || end_to_end_tests(ui, args, &programs, selection, variables);
+        let program = end_to_end(&programs)?;
+        let tests = || end_to_end_tests(ui, args, program, selection, variables);
         stages.push(stage("e2e", tests)?);
     }
     Ok(())
@@ -223,6 +225,11 @@ fn compile(ui: &Ui, selected: &Selected, timings: bool) -> Result<Vec<Program>> 
 
 fn is_end_to_end(program: &Program) -> bool {
     program.name == E2E
+}
+
+fn end_to_end(programs: &[Program]) -> Result<&Program> {
+    let program = programs.iter().find(|program| is_end_to_end(program));
+    program.context("cargo has not built the end-to-end tests")
 }
 
 fn unit_tests(
@@ -274,12 +281,10 @@ fn variables(args: &Args, manifest: PathBuf, more: &Environment) -> Environment 
 fn end_to_end_tests(
     ui: &Ui,
     args: &Args,
-    programs: &[Program],
+    program: &Program,
     selection: &Selection,
     environment: Environment,
 ) -> Result<Report> {
-    let program = programs.iter().find(|program| is_end_to_end(program));
-    let program = program.context("cargo has not built the end-to-end tests")?;
     // All start at once and wait for their places, so that a cluster's test can come before others.
     let mut arguments = vec![format!("--test-threads={ALL_TESTS}")];
     if *selection != Selection::default() {

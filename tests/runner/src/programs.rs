@@ -153,10 +153,24 @@ impl Program {
     /// # Errors
     /// If it does not run.
     pub fn tests(&self, progress: &dyn Progress) -> Result<Vec<String>, RunnerError> {
+        self.list(&["--list", "--format", "terse"], progress)
+    }
+
+    /// The names of those of its tests that are only run with `--ignored` or `--include-ignored`.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn ignored_tests(&self, progress: &dyn Progress) -> Result<Vec<String>, RunnerError> {
+        self.list(&["--list", "--ignored", "--format", "terse"], progress)
+    }
+
+    fn list(
+        &self,
+        arguments: &[&str],
+        progress: &dyn Progress,
+    ) -> Result<Vec<String>, RunnerError> {
         let listed = self.command(&Options::default());
-        let listed = listed
-            .args(["--list", "--format", "terse"])
-            .output(progress)?;
+        let listed = listed.args(arguments).output(progress)?;
         let names = listed
             .lines()
             .filter_map(|line| line.strip_suffix(": test"));

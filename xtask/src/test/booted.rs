@@ -5,6 +5,7 @@ use std::{panic, thread};
 
 use anyhow::{Context, Result};
 use hearth_qemu::artifacts;
+use hearth_runner::Program;
 
 use super::selection::Selection;
 use crate::bundle::{self, Bundle};
@@ -12,14 +13,44 @@ use crate::image::{self, Artifacts, Flavour, to_boot};
 use crate::ui::Ui;
 use crate::{hearthctl, program, programs, target};
 
-/// The suites that need Kubernetes.
-const KUBERNETES: [&str; 2] = ["kubernetes", "greed"];
+/// How the names of tests begin that need Kubernetes.
+const KUBERNETES: &[&str] = &["kubernetes::", "greed::", CONFORMANCE];
 
-/// The suites that need installation media.
-const INSTALLER: [&str; 2] = ["installer", "newcomer"];
+/// Those that also need Kubernetes' own tests.
+const CONFORMANCE: &str = "conformance::";
 
-/// The suite that also needs Kubernetes' own tests.
-const CONFORMANCE: &str = "conformance";
+/// Those that also need what most clusters add.
+const ADD_ONS: &str = "kubernetes::first_day::";
+
+/// Those that need installation media.
+const INSTALLER: &[&str] = &["installer::", "newcomer::"];
+
+/// The names of the tests that will run, which decide what has to be built for them.
+pub(super) struct Tests(Vec<String>);
+
+impl Tests {
+    /// Those of the program that are selected; long ones only if they are to run.
+    pub(super) fn of(
+        ui: &Ui,
+        program: &Program,
+        selection: &Selection,
+        long: bool,
+    ) -> Result<Self> {
+        let mut names = program.tests(ui)?;
+        names.retain(|name| selection.has(name));
+        if !long {
+            let long = program.ignored_tests(ui)?;
+            names.retain(|name| !long.contains(name));
+        }
+        Ok(Self(names))
+    }
+
+    /// Whether one of them begins like this.
+    fn need(&self, beginnings: &[&str]) -> bool {
+        let is_one = |name: &String| beginnings.iter().any(|part| name.starts_with(part));
+        self.0.iter().any(is_one)
+    }
+}
 
 /// The Kubernetes that the selected tests need. A first build takes minutes, so it is only built for its own tests.
 pub(super) struct Kubernetes {
@@ -30,18 +61,16 @@ pub(super) struct Kubernetes {
 
 impl Kubernetes {
     /// Builds what is not in the cache; none if no selected test needs it.
-    pub(super) fn ensure(ui: &Ui, selection: &Selection, long: bool) -> Result<Option<Kubernetes>> {
-        let has = |name| selection.whole.as_deref().is_none_or(|suite| suite == name);
-        let conformance = long && has(CONFORMANCE);
-        if !conformance && !KUBERNETES.into_iter().any(has) {
+    pub(super) fn ensure(ui: &Ui, tests: &Tests) -> Result<Option<Kubernetes>> {
+        if !tests.need(KUBERNETES) {
             return Ok(None);
         }
         let bundle = bundle::ensure(ui, None)?;
-        let add_ons = match long && has(KUBERNETES[0]) {
+        let add_ons = match tests.need(&[ADD_ONS]) {
             true => Some(programs::add_ons(ui)?),
             false => None,
         };
-        let (bundle, conformance) = match conformance {
+        let (bundle, conformance) = match tests.need(&[CONFORMANCE]) {
             true => {
                 let tests = bundle::ensure_conformance(ui, &bundle)?;
                 (tests.bundle, Some(tests.program))
@@ -89,9 +118,8 @@ fn release_and_test(ui: &Ui) -> [Result<Artifacts>; 2] {
 }
 
 /// The media of the installer, if one of its tests is selected.
-fn installer(ui: &Ui, selection: &Selection) -> Result<Option<artifacts::Installer>> {
-    let has = |name| selection.whole.as_deref().is_none_or(|suite| suite == name);
-    if !INSTALLER.into_iter().any(has) {
+fn installer(ui: &Ui, tests: &Tests) -> Result<Option<artifacts::Installer>> {
+    if !tests.need(INSTALLER) {
         return Ok(None);
     }
     let [stick, disc] = image::ensure_installer(ui)?;
@@ -99,18 +127,14 @@ fn installer(ui: &Ui, selection: &Selection) -> Result<Option<artifacts::Install
 }
 
 /// Builds everything; returns the path of the manifest.
-pub(super) fn build(
-    ui: &Ui,
-    selection: &Selection,
-    kubernetes: Option<&Kubernetes>,
-) -> Result<PathBuf> {
+pub(super) fn build(ui: &Ui, tests: &Tests, kubernetes: Option<&Kubernetes>) -> Result<PathBuf> {
     let folder = target::folder("tests")?;
     let sample = image::sample()?;
     let [release, test] = release_and_test(ui);
     let manifest = artifacts::Artifacts {
         release: to_boot(&release?),
         test: to_boot(&test?),
-        installer: installer(ui, selection)?,
+        installer: installer(ui, tests)?,
         kubernetes: kubernetes.map(|built| built.to_boot(ui)).transpose()?,
         extended: to_boot(&image::ensure_extended(ui, Flavour::Test, &[sample])?),
         machine_check: to_boot(&image::ensure_example(ui, image::MACHINE_CHECK)?),
@@ -123,4 +147,25 @@ pub(super) fn build(
     let text = serde_json::to_string_pretty(&manifest)? + "\n";
     hearth_image::output::write(&path, text.as_bytes())?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkout::root;
+    use crate::test::E2E;
+
+    #[test]
+    fn what_tests_need_is_told_by_their_modules() {
+        let folder = root().join("tests/tests").join(E2E);
+        let beginnings = [KUBERNETES, INSTALLER, &[ADD_ONS]].concat();
+        for beginning in beginnings {
+            let module = beginning.trim_end_matches("::").replace("::", "/");
+            let file = folder.join(module).with_extension("rs");
+            assert!(file.exists(), "{} is missing", file.display());
+        }
+        let tests = Tests(vec!["kubernetes::a_pod".to_owned()]);
+        assert!(tests.need(KUBERNETES));
+        assert!(!tests.need(&[ADD_ONS]) && !tests.need(INSTALLER));
+    }
 }
