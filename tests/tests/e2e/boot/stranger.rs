@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use anyhow::Context as _;
 use hearth_api::client::within;
 use hearth_api::identity::SigningKey;
 use hearth_api::testing::insecure_client_config;
@@ -14,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use rustls::SupportedProtocolVersion;
 use rustls::pki_types::ServerName;
 use rustls::version::{TLS12, TLS13};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -68,13 +70,18 @@ impl Stranger {
             Ok(stream) => stream,
             Err(error) => return refused(error.into()),
         };
+        // A TLS 1.3 server that rejects a client's certificate reports it after the client's side of the handshake. Any other
+        // begins with its settings. Who wrote first would get a reset of the closed connection in the place of the report.
+        let mut stream = BufReader::new(stream);
+        let begun = tokio::time::timeout(bounds::CALL, stream.fill_buf()).await;
+        if let Err(error) = begun.context("the server does not begin")? {
+            return refused(error.into());
+        }
         let mut stream = Some(TokioIo::new(stream));
         let once = tower::service_fn(move |_| {
             let stream = stream.take();
             async move { stream.ok_or_else(|| io::Error::other("the connection has ended")) }
         });
-        // A TLS 1.3 server that rejects a client's certificate reports it after the client's side of the handshake, on
-        // whatever comes next.
         let endpoint = Endpoint::from_static("http://curator.hearth");
         let channel = match endpoint.connect_with_connector(once).await {
             Ok(channel) => channel,
