@@ -14,9 +14,9 @@ use crate::ui::Ui;
 use crate::{hearthctl, program, programs, target};
 
 /// How the names of tests begin that need Kubernetes.
-const KUBERNETES: &[&str] = &["kubernetes::", "greed::", CONFORMANCE];
+const KUBERNETES: &[&str] = &["kubernetes::", "greed::"];
 
-/// Those that also need Kubernetes' own tests.
+/// Those that also need Kubernetes' own tests, if they are long: the others only read the list of them.
 const CONFORMANCE: &str = "conformance::";
 
 /// Those that also need what most clusters add.
@@ -26,7 +26,10 @@ const ADD_ONS: &str = "kubernetes::first_day::";
 const INSTALLER: &[&str] = &["installer::", "newcomer::"];
 
 /// The names of the tests that will run, which decide what has to be built for them.
-pub(super) struct Tests(Vec<String>);
+pub(super) struct Tests {
+    names: Vec<String>,
+    long: bool,
+}
 
 impl Tests {
     /// Those of the program that are selected; long ones only if they are to run.
@@ -42,13 +45,13 @@ impl Tests {
             let long = program.ignored_tests(ui)?;
             names.retain(|name| !long.contains(name));
         }
-        Ok(Self(names))
+        Ok(Self { names, long })
     }
 
     /// Whether one of them begins like this.
     fn need(&self, beginnings: &[&str]) -> bool {
         let is_one = |name: &String| beginnings.iter().any(|part| name.starts_with(part));
-        self.0.iter().any(is_one)
+        self.names.iter().any(is_one)
     }
 }
 
@@ -62,7 +65,8 @@ pub(super) struct Kubernetes {
 impl Kubernetes {
     /// Builds what is not in the cache; none if no selected test needs it.
     pub(super) fn ensure(ui: &Ui, tests: &Tests) -> Result<Option<Kubernetes>> {
-        if !tests.need(KUBERNETES) {
+        let conformance = tests.long && tests.need(&[CONFORMANCE]);
+        if !conformance && !tests.need(KUBERNETES) {
             return Ok(None);
         }
         let bundle = bundle::ensure(ui, None)?;
@@ -70,7 +74,7 @@ impl Kubernetes {
             true => Some(programs::add_ons(ui)?),
             false => None,
         };
-        let (bundle, conformance) = match tests.need(&[CONFORMANCE]) {
+        let (bundle, conformance) = match conformance {
             true => {
                 let tests = bundle::ensure_conformance(ui, &bundle)?;
                 (tests.bundle, Some(tests.program))
@@ -158,13 +162,16 @@ mod tests {
     #[test]
     fn what_tests_need_is_told_by_their_modules() {
         let folder = root().join("tests/tests").join(E2E);
-        let beginnings = [KUBERNETES, INSTALLER, &[ADD_ONS]].concat();
+        let beginnings = [KUBERNETES, INSTALLER, &[ADD_ONS, CONFORMANCE]].concat();
         for beginning in beginnings {
             let module = beginning.trim_end_matches("::").replace("::", "/");
             let file = folder.join(module).with_extension("rs");
             assert!(file.exists(), "{} is missing", file.display());
         }
-        let tests = Tests(vec!["kubernetes::a_pod".to_owned()]);
+        let tests = Tests {
+            names: vec!["kubernetes::a_pod".to_owned()],
+            long: false,
+        };
         assert!(tests.need(KUBERNETES));
         assert!(!tests.need(&[ADD_ONS]) && !tests.need(INSTALLER));
     }
