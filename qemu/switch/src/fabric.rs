@@ -85,7 +85,7 @@ pub(super) struct Fabric {
     late: BinaryHeap<Reverse<Late>>,
     late_bytes: usize,
     late_number: u64,
-    /// Notified when the first of the late frames changes.
+    /// Notified when something is due sooner than [`Self::go_on`] has said.
     pub(super) sooner: Rc<Notify>,
     gateway: VecDeque<Vec<u8>>,
     gateway_bytes: usize,
@@ -216,8 +216,22 @@ impl Fabric {
         self.switch(End::Gateway, frame, now);
     }
 
-    /// Forwards late frames that are due; returns the time of the next one.
+    /// Whether the machine at this port uses it as a part of an aggregation.
+    pub(super) fn aggregated(&self, port: usize, now: Instant) -> bool {
+        self.aggregated.carries(port, now)
+    }
+
+    /// Sends what is due; returns when something will be again.
     pub(super) fn go_on(&mut self, now: Instant) -> Option<Instant> {
+        for (port, message) in self.aggregated.due(now) {
+            self.offer(End::Gateway, End::Machine(port), &message, now);
+        }
+        let next = [self.forward_late(now), self.aggregated.next_due()];
+        next.into_iter().flatten().min()
+    }
+
+    /// Forwards late frames that are due; returns the time of the next one.
+    fn forward_late(&mut self, now: Instant) -> Option<Instant> {
         while let Some(Reverse(first)) = self.late.peek() {
             if first.due > now {
                 return Some(first.due);
@@ -291,6 +305,7 @@ impl Fabric {
                 && let Some(answer) = self.aggregated.take(port, frame, now)
             {
                 self.offer(End::Gateway, from, &answer, now);
+                self.sooner.notify_one();
             }
             return;
         }

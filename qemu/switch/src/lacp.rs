@@ -1,8 +1,9 @@
 //! Link aggregation (LACP, IEEE 802.1AX), as far as a machine needs it to make one link of several ports.
 //!
-//! The switch speaks when it is spoken to: it answers each message on the port where it has arrived, as a partner that agrees to
-//! everything. The ports on which the same system speaks of the same aggregation are one link, as long as messages come: a machine is
-//! asked to send one each second, and is forgotten after three.
+//! The switch answers each message on the port where it has arrived, as a partner that agrees to everything. It repeats its answer
+//! each second until the machine is disconnected, as switches do: a machine that has given up its partner speaks only every thirty
+//! seconds by itself. The ports on which the same system speaks of the same aggregation are one link, as long as messages come: a
+//! machine is asked to send one each second, and does not count any more after three.
 //!
 //! Between the ports of one link nothing is forwarded, and what goes to all is sent to one of them. Pure.
 
@@ -19,21 +20,43 @@ const ETHERTYPE: [u8; 2] = [0x88, 0x09];
 const LACP: [u8; 2] = [1, 1];
 /// The short timeout of the standard: three messages.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How often an answer is repeated: the standard's fast rate.
+const REPEAT_EACH: Duration = Duration::from_secs(1);
 /// Bytes of the description of one partner.
 const INFORMATION: usize = 20;
 const ACTOR: usize = HEADER + 2;
 const PARTNER: usize = ACTOR + INFORMATION;
+/// Where a description has the state.
+const ACTOR_STATE: usize = 16;
 /// Bytes of a message after the two descriptions: how long frames wait at most, the end, and what is reserved.
 const REST: usize = 16 + 2 + 50;
 /// Active, wants a message each second, aggregates, agrees, receives and sends.
 const STATE: u8 = 0b0011_1111;
+/// The part of a machine's state that says that its port agrees, receives and sends.
+const CARRIES: u8 = 0b0011_1000;
 
 /// What a machine makes one link of: its system, and the key of the aggregation.
 type Aggregation = [u8; 10];
 
-/// The messages that were heard on the ports.
+/// The last message that was heard on a port.
+#[derive(Debug)]
+struct Heard {
+    aggregation: Aggregation,
+    carries: bool,
+    at: Instant,
+    answer: Vec<u8>,
+    repeat_at: Instant,
+}
+
+impl Heard {
+    fn is_recent(&self, now: Instant) -> bool {
+        now.duration_since(self.at) < TIMEOUT
+    }
+}
+
+/// The ports on which messages were heard.
 #[derive(Debug, Default)]
-pub(super) struct Ports(BTreeMap<usize, (Aggregation, Instant)>);
+pub(super) struct Ports(BTreeMap<usize, Heard>);
 
 impl Ports {
     /// Takes a frame to [`SLOW_PROTOCOLS`] that has arrived at a port; returns the answer.
@@ -43,14 +66,45 @@ impl Ports {
         if !is_lacp || actor[..2] != [1, INFORMATION as u8] {
             return None;
         }
-        let aggregation = actor[2..12].try_into().ok()?;
-        self.0.insert(port, (aggregation, now));
-        Some(answer(port, actor))
+        let heard = Heard {
+            aggregation: actor[2..12].try_into().ok()?,
+            carries: actor[ACTOR_STATE] & CARRIES == CARRIES,
+            at: now,
+            answer: answer(port, actor),
+            repeat_at: now + REPEAT_EACH,
+        };
+        let answer = heard.answer.clone();
+        self.0.insert(port, heard);
+        Some(answer)
+    }
+
+    /// The answers that are to be repeated now, each with its port.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(usize, Vec<u8>)> {
+        let due = self
+            .0
+            .iter_mut()
+            .filter(|(_, heard)| heard.repeat_at <= now);
+        due.map(|(port, heard)| {
+            heard.repeat_at = now + REPEAT_EACH;
+            (*port, heard.answer.clone())
+        })
+        .collect()
+    }
+
+    /// When the next answer is to be repeated.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.0.values().map(|heard| heard.repeat_at).min()
     }
 
     /// Forgets what was heard on a port.
     pub(super) fn forget(&mut self, port: usize) {
         self.0.remove(&port);
+    }
+
+    /// Whether the machine at this port sends and receives by it as part of an aggregation.
+    pub(super) fn carries(&self, port: usize, now: Instant) -> bool {
+        let heard = self.0.get(&port);
+        heard.is_some_and(|heard| heard.carries && heard.is_recent(now))
     }
 
     /// Whether both ports are of one link.
@@ -60,8 +114,8 @@ impl Ports {
     }
 
     fn of(&self, port: usize, now: Instant) -> Option<Aggregation> {
-        let (aggregation, heard) = self.0.get(&port)?;
-        (now.duration_since(*heard) < TIMEOUT).then_some(*aggregation)
+        let heard = self.0.get(&port).filter(|heard| heard.is_recent(now))?;
+        Some(heard.aggregation)
     }
 }
 
@@ -113,6 +167,34 @@ mod tests {
         assert!(ports.are_one(0, 1, later));
         ports.forget(1);
         assert!(!ports.are_one(0, 1, later));
+    }
+
+    #[test]
+    fn answers_are_repeated_until_the_machine_is_gone() {
+        let (mut ports, start) = (Ports::default(), Instant::now());
+        assert_eq!((ports.next_due(), ports.due(start)), (None, vec![]));
+        let answer = ports.take(4, &message(1, 9), start).expect("an answer");
+        // Long after the machine was heard for the last time.
+        for number in 1..10 {
+            let due = ports.next_due().expect("a repetition");
+            assert_eq!(due, start + REPEAT_EACH * number);
+            assert_eq!(ports.due(due - Duration::from_millis(1)), []);
+            assert_eq!(ports.due(due), [(4, answer.clone())]);
+        }
+        ports.forget(4);
+        assert_eq!(ports.next_due(), None);
+    }
+
+    #[test]
+    fn a_port_carries_what_its_machine_agrees_to_while_messages_come() {
+        let (mut ports, start) = (Ports::default(), Instant::now());
+        let mut message = message(1, 9);
+        ports.take(0, &message, start);
+        assert!(!ports.carries(0, start));
+        message[ACTOR + ACTOR_STATE] = 0x3f;
+        ports.take(0, &message, start);
+        assert!(ports.carries(0, start) && !ports.carries(1, start));
+        assert!(!ports.carries(0, start + TIMEOUT));
     }
 
     #[test]

@@ -301,6 +301,9 @@ pub struct PortStatus {
     pub dhcp: bool,
     /// Whether a machine is connected.
     pub connected: bool,
+    /// Whether the machine uses it as a part of an aggregation (LACP), as it has said within the last three seconds.
+    #[serde(default)]
+    pub aggregated: bool,
     /// Its link's faults.
     pub faults: Faults,
     /// Its frame counters.

@@ -254,7 +254,7 @@ async fn serve(
         tasks,
         stop: Notify::new(),
     });
-    shared.spawn(late_frames(shared.clone()));
+    shared.spawn(due_frames(shared.clone()));
     shared.spawn(flush_capture(shared.clone()));
     shared.spawn(serve_gateway(shared.clone()));
     shared.spawn(orders::take_orders(shared.clone(), control));
@@ -291,8 +291,8 @@ async fn serve(
     end
 }
 
-/// Forwards frames on slow links when they are due.
-async fn late_frames(shared: Rc<Shared>) {
+/// Sends frames that are late, or that the switch sends by itself, when they are due.
+async fn due_frames(shared: Rc<Shared>) {
     let sooner = shared.fabric.borrow().sooner.clone();
     loop {
         let now = Instant::now();

@@ -268,6 +268,8 @@ async fn a_bond_by_lacp_goes_on_with_its_other_card() -> Outcome {
         ..Faults::default()
     };
     for name in names {
+        // Only a card that carries again can take over from the other.
+        aggregated(&network, &names).await?;
         network.set_faults(name, cut).await?;
         owner.one_healthy_node().await?;
         network.set_faults(name, Faults::default()).await?;
@@ -275,4 +277,15 @@ async fn a_bond_by_lacp_goes_on_with_its_other_card() -> Outcome {
     }
     vm.power_off().await?;
     test.passed()
+}
+
+/// Waits until the machine uses each of these ports as a part of its link, as it tells the switch.
+async fn aggregated(network: &Network, names: &[&str]) -> Outcome {
+    let is_one = || async {
+        let status = network.status().await?;
+        let carries = |name: &&str| status.port(name).is_some_and(|port| port.aggregated);
+        ensure!(names.iter().all(carries), "{:?}", status.ports);
+        Ok(())
+    };
+    until_ok("all cards carry", bounds::SOON, is_one).await
 }

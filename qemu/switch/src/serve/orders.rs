@@ -312,6 +312,7 @@ impl Shared {
                         leased: gateway.dhcp.leased(entry.mac.0, now),
                         dhcp: gateway.dhcp.serves(entry.mac.0),
                         connected: fabric.plugged(index),
+                        aggregated: fabric.aggregated(index, now),
                         faults: fabric.faults(index),
                         counters: fabric.counters(index),
                         forwards: entry.forwards.clone(),
