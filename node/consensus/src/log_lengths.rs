@@ -211,13 +211,30 @@ mod tests {
     }
 
     /// Changes a bit of the length in a frame. Returns false if what comes of it means something else: zeros at the end of a
-    /// sector, at which the log ends, or a record without data, whose checksum etcd finds to be wrong.
+    /// sector, at which the log ends; a record without data, whose checksum etcd finds to be wrong; or, of one without data
+    /// that ends the log and its sector, a record whose data were not written. etcd writes such records only where a file
+    /// begins.
     fn is_to_be_found(log: &mut [u8], at: usize, bit: usize) -> bool {
         log[at + bit / 8] ^= 1 << (bit % 8);
         let frame = u64::from_le_bytes(log[at..at + 8].try_into().unwrap());
         let checksum = log[at + 11..].iter().position(|byte| *byte < 0x80).unwrap() + 1;
         let is_end = frame == 0 && (at + 8).is_multiple_of(512);
-        !is_end && frame & 0xff_ffff_ffff_ffff != (3 + checksum) as u64
+        let head_end = at + 11 + checksum;
+        let is_last = log[head_end..].iter().all(|byte| *byte == 0);
+        let is_unwritten = head_end.is_multiple_of(512) && is_last;
+        !is_end && !is_unwritten && frame & 0xff_ffff_ffff_ffff != (3 + checksum) as u64
+    }
+
+    /// Nothing says that the data after this sector were not merely unwritten.
+    #[test]
+    fn the_last_record_may_be_torn_where_its_data_would_begin_a_sector() {
+        let records = [(1, 0, Some(vec![1; 480])), (2, u32::MAX, None)];
+        let (mut log, frames) = log(&records);
+        assert_eq!(frames, [0, 512 - 16]);
+        assert!(!is_to_be_found(&mut log, frames[1], 9));
+        assert_eq!(found(&log), None);
+        log[512] = 1;
+        assert_eq!(found(&log), Some(512 - 16));
     }
 
     proptest! {
