@@ -13,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures::future::join_all;
 use hearth_agent::{CuratorConnection, LocalControlPlane, heartbeat, rolefetch};
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
 use hearth_api::identity::{
@@ -112,6 +113,15 @@ impl Node {
         for pid in self.site.etcd_pids() {
             let _ = kill(Pid::from_raw(pid), signal);
         }
+    }
+
+    async fn stop(&mut self) {
+        if let Some(boot) = self.boot.take() {
+            boot.control.stop().await;
+            boot.fetch.stop().await;
+            boot.beat.stop().await;
+        }
+        assert!(self.site.etcd_pids().is_empty());
     }
 
     /// Whether nothing of etcd is on its disk.
@@ -331,18 +341,17 @@ impl Cluster {
     }
 
     async fn stop(&mut self, number: usize) {
-        if let Some(boot) = self.nodes[number].boot.take() {
-            boot.control.stop().await;
-            boot.fetch.stop().await;
-            boot.beat.stop().await;
-        }
-        assert!(self.nodes[number].site.etcd_pids().is_empty());
+        self.nodes[number].stop().await;
     }
 
+    /// Ends all nodes, at once: one after the other, each would wait for those that are gone.
     async fn end(mut self) {
-        for number in 0..self.nodes.len() {
-            self.stop(number).await;
-        }
+        let nodes = self.nodes.iter_mut();
+        let all = nodes.map(|node| {
+            node.signal_any_etcd(Signal::SIGKILL);
+            node.stop()
+        });
+        join_all(all).await;
     }
 
     fn channel(&self, endpoints: Vec<Endpoint>) -> Channel {
