@@ -22,6 +22,7 @@ use etcd_client::{
     TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 use futures::FutureExt as _;
+use futures::future::try_join_all;
 use hearth_api::transport::Connector;
 use tokio::net::UnixStream;
 use tokio::time;
@@ -447,30 +448,41 @@ impl NamespacedClient {
         self.list_all(&[prefix]).await
     }
 
-    /// Like [`Self::list`], for several prefixes, all at one revision.
-    pub async fn list_all(&self, prefixes: &[&str]) -> Result<Listing, ConsensusError> {
-        let mut listing = Listing {
-            records: Vec::new(),
-            revision: 0,
-        };
-        for prefix in prefixes {
-            self.list_into(&mut listing, prefix).await?;
+    /// Like [`Self::list`], for several prefixes, all at one revision. Only the first page of the first one waits for its
+    /// turn: etcd has that revision then, so it reads all others from memory, and at once.
+    pub async fn list_all<const N: usize>(
+        &self,
+        prefixes: &[&str; N],
+    ) -> Result<Listing, ConsensusError> {
+        const { assert!(N > 0, "without a prefix there is no revision") };
+        let mut listing = self.list_at(prefixes[0], 0).await?;
+        let others = prefixes[1..].iter();
+        let others = others.map(|prefix| self.list_at(prefix, listing.revision));
+        for other in try_join_all(others).await? {
+            listing.records.extend(other.records);
         }
         Ok(listing)
     }
 
-    /// Adds the records below the prefix, at the listing's revision; the first page sets that
-    /// revision.
-    async fn list_into(&self, listing: &mut Listing, prefix: &str) -> Result<(), ConsensusError> {
+    /// The records below the prefix at a revision that this client has got from etcd; 0: linearizable.
+    async fn list_at(&self, prefix: &str, revision: i64) -> Result<Listing, ConsensusError> {
         const WHAT: &str = "list keys";
+        let mut listing = Listing {
+            records: Vec::new(),
+            revision,
+        };
         let mut kv = self.kv();
         let mut key = self.absolute(prefix);
         let range_end = successor(&key);
         loop {
-            let options = GetOptions::new()
+            let mut options = GetOptions::new()
                 .with_range(range_end.clone())
                 .with_limit(RECORDS_PER_PAGE)
                 .with_revision(listing.revision);
+            if listing.revision > 0 {
+                // No question to the other members is needed: this one has that revision.
+                options = options.with_serializable();
+            }
             let mut page = self.step(WHAT, kv.get(key, Some(options))).await?;
             if listing.revision == 0 {
                 listing.revision = page
@@ -486,7 +498,7 @@ impl NamespacedClient {
             listing.records.extend(records.map(|kv| self.record(kv)));
             match next.filter(|_| page.more()) {
                 Some(next) => key = next,
-                None => return Ok(()),
+                None => return Ok(listing),
             }
         }
     }
