@@ -61,7 +61,7 @@ use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::layout;
 use hearth_host::pki::{self, PkiError};
 use hearth_sys::files::{self, FileError};
-use tokio::sync::{OwnedRwLockReadGuard, watch};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, watch};
 use tokio::time::Instant;
 
 use self::peer_port::PeerPort;
@@ -415,20 +415,22 @@ enum End {
 /// curator and its callers wait for that.
 pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outputs>) -> Outcome {
     has_peer_files(&config)?;
+    let started = Notify::new();
     // Until etcd has ended: a leader hands over to another member first.
     let port = async {
+        // etcd needs longer to serve than the port to be opened.
+        started.notified().await;
         let port = PeerPort::open(&config).await;
         match port.map_err(ConsensusFailure::from)?.serve().await {}
     };
     tokio::select! {
-        // In this order: the port is opened while etcd starts, which takes longer.
-        biased;
-        outcome = run_etcd(&ctx, &config, &out) => outcome,
+        outcome = run_etcd(&ctx, &config, &out, &started) => outcome,
         failed = port => failed,
     }
 }
 
-async fn run_etcd(ctx: &Context, config: &Config, out: &Outputs) -> Outcome {
+/// `started` is notified when etcd has been started for the first time.
+async fn run_etcd(ctx: &Context, config: &Config, out: &Outputs, started: &Notify) -> Outcome {
     let mut healthy = false;
     let mut good = || {
         if !std::mem::replace(&mut healthy, true) {
@@ -436,7 +438,7 @@ async fn run_etcd(ctx: &Context, config: &Config, out: &Outputs) -> Outcome {
         }
     };
     loop {
-        match live(ctx, config, out, &mut good).await? {
+        match live(ctx, config, (out, started), &mut good).await? {
             End::Stopped => return Ok(()),
             End::Restart => tracing::info!("restarting etcd with multi-member timing"),
         }
@@ -446,7 +448,7 @@ async fn run_etcd(ctx: &Context, config: &Config, out: &Outputs) -> Outcome {
 async fn live(
     ctx: &Context,
     config: &Config,
-    out: &Outputs,
+    (out, started): (&Outputs, &Notify),
     good: &mut impl FnMut(),
 ) -> Result<End, Failure> {
     ctx.ends_within(USERS_WITHIN + process::STOP_BOUND);
@@ -462,14 +464,17 @@ async fn live(
         })?;
     let timing = timing(config).map_err(ConsensusFailure::from)?;
     let root = RootClient::new(process::socket(&config.socket_dir));
-    check_log(config).await.inspect_err(|error| {
-        if let ConsensusFailure::Damaged(damaged) = error {
-            out.report(damaged);
-        }
-    })?;
+    if let Start::Existing = start {
+        check_log(config).await.inspect_err(|error| {
+            if let ConsensusFailure::Damaged(damaged) = error {
+                out.report(damaged);
+            }
+        })?;
+    }
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
     tracing::info!(pid = etcd.id(), ?start, ?timing, "started etcd");
+    started.notify_one();
     let waits_for_disk = etcd.waits_for_disk().watch();
     out.slow_disk.set(None);
 
