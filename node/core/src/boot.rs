@@ -299,19 +299,6 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     let state = cluster_state.clone();
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
 
-    let boot_disk = esp::mount(&node.root.esp).await?.disk;
-    let sources = Sources::of_machine(&node.root, &boot_disk.name);
-    #[cfg(feature = "failpoints")]
-    if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&sources.fw_cfg, report)? {
-        tracing::warn!(name, "test image: failpoint armed");
-    }
-    // The ESP is slow, and may not respond at all.
-    let (sealed, parameters, cloud, given_network) = tokio::task::block_in_place(|| {
-        let sealed = Arc::new(SealedStore::new(&node.root.esp, sealer(&node.root)));
-        let (parameters, cloud) = local_parameters(&sources, &sealed);
-        let given_network = network::of_parameters(&parameters, &sealed);
-        (sealed, parameters, cloud, given_network)
-    });
     let (address_writer, address) = event::value();
     let (second_address_writer, second_address) = event::value();
     let (mtu_writer, mtu) = event::value();
@@ -333,6 +320,22 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         network_problems: Arc::new(network_problems_writer),
         dhcp_time_servers: Arc::new(dhcp_time_servers_writer),
     });
+    // Enrolment will wait for an address, so it begins before the disk is found; its configuration follows.
+    ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
+
+    let boot_disk = esp::mount(&node.root.esp).await?.disk;
+    let sources = Sources::of_machine(&node.root, &boot_disk.name);
+    #[cfg(feature = "failpoints")]
+    if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&sources.fw_cfg, report)? {
+        tracing::warn!(name, "test image: failpoint armed");
+    }
+    // The ESP is slow, and may not respond at all.
+    let (sealed, parameters, cloud, given_network) = tokio::task::block_in_place(|| {
+        let sealed = Arc::new(SealedStore::new(&node.root.esp, sealer(&node.root)));
+        let (parameters, cloud) = local_parameters(&sources, &sealed);
+        let given_network = network::of_parameters(&parameters, &sealed);
+        (sealed, parameters, cloud, given_network)
+    });
     let control = Arc::new(network::control::Control {
         parameters: given_network,
         store: NetworkSettingStore::new(&node.root.esp),
@@ -345,8 +348,6 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     ctx.run("netcontrol", move |ctx| {
         network::control::run(ctx, control.clone())
     })?;
-    // Enrolment will wait for an address, so everything else comes after it.
-    ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
     let boot_record = tokio::task::block_in_place(|| {
         make_directories(&node.root.esp);
         keep_record(&ctx, &node, &cluster_state, &time)

@@ -91,7 +91,7 @@ pub(crate) struct Network {
     pub network_problems: Arc<Writer<Vec<String>>>,
 }
 
-/// Brings the network up and keeps it up.
+/// Brings the network up and keeps it up. What every configuration needs is done before there is one.
 pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
@@ -118,9 +118,9 @@ async fn follow_configurations(
     reserved: &Value<Vec<Cidr>>,
 ) -> Outcome {
     let network = published.network;
-    let at_boot = devices::mtus(netlink).await?;
     let mut configurations = network.network_configuration.watch();
     let mut configuration = configurations.next().await?;
+    let at_boot = devices::mtus(netlink).await?;
     loop {
         let before = network.network_followed.value().get();
         if before.is_some_and(|before| before != configuration) {

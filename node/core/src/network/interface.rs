@@ -291,7 +291,12 @@ async fn automatic(
     let (tell6, mut leases6) = mpsc::unbounded_channel();
     let run6 = client6.run(|lease| drop(tell6.send(lease.cloned())));
     tokio::pin!(run, run6);
-    let Some(kernels) = Kernels::read(netlink, link).await? else {
+    // A boot waits for the lease, so the client does not wait for this.
+    let kernels = tokio::select! {
+        error = &mut run => return Err(error.into()),
+        kernels = Kernels::read(netlink, link) => kernels?,
+    };
+    let Some(kernels) = kernels else {
         return Ok(Gone);
     };
     let mut given = Given {
