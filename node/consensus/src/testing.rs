@@ -18,7 +18,7 @@ use hearth_base::in_use::ReadLock;
 use hearth_base::logtree::{self, LogTree, Severity};
 use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
 use hearth_base::testing::{pause, within_timeout};
-use hearth_host::pki::{self, Bootstrapper, Lifetime};
+use hearth_host::pki::{self, Bootstrapper, Lifetime, NewCluster};
 use hearth_host::{cluster_state, layout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -105,16 +105,14 @@ impl Site {
     }
 
     pub fn found_pki(&self) {
-        pki::found(
-            &self.root.data.etcd(),
-            &Bootstrapper {
-                cluster_id: self.cluster_id,
-                node_id: self.node_id,
-                node_key: &self.node_key,
-                lifetime: Lifetime::since_build(SystemTime::now()),
-            },
-        )
-        .unwrap();
+        let founder = Bootstrapper {
+            cluster_id: self.cluster_id,
+            node_id: self.node_id,
+            node_key: &self.node_key,
+        };
+        let lifetime = Lifetime::since_build(SystemTime::now());
+        let make = || NewCluster::make(&founder, lifetime);
+        pki::found(&self.root.data.etcd(), &founder, make).unwrap();
     }
 
     pub fn config(&self, founding: bool) -> Config {

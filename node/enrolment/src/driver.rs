@@ -10,6 +10,7 @@
 mod clock;
 mod enrolled;
 mod identity;
+mod new_cluster;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,13 +46,15 @@ use super::sealed::{Disowned, Founding, Member, Registering, Sealed, SealedStore
 use super::unlocking::{OwnersKey, Waiting};
 use super::{console, disowning};
 
+pub use new_cluster::ClusterInTheMaking;
+
 /// Delay before a retry for which an operator has to act first.
 const RARE: Duration = Duration::from_secs(60);
 
-/// What enrolment works with. `A` is the network's address value, of which only the existence
 /// Erases the further disks that have this owner.
 pub type EraseDisks = Arc<dyn Fn(&Owner) -> Result<(), StorageError> + Send + Sync>;
 
+/// What enrolment works with. `A` is the network's address value, of which only the existence
 /// matters here.
 pub struct Parts<M, A> {
     /// The parameters, read once at boot.
@@ -72,6 +75,8 @@ pub struct Parts<M, A> {
     pub prover: Option<Arc<Prover>>,
     /// Validity of the certificates that a bootstrap creates.
     pub lifetime: pki::Lifetime,
+    /// The authorities of a cluster that is being bootstrapped.
+    pub new_cluster: ClusterInTheMaking,
     /// Whether the image has the extension for the Kubernetes roles. If so, a first node whose
     /// parameters name no roles gets them.
     pub can_run_kubernetes: bool,
@@ -382,15 +387,17 @@ where
 
     async fn make_authorities(&self, founding: Arc<Founding>) -> Result<Done, Failure> {
         let etcd = self.root.data.etcd();
-        let lifetime = self.lifetime;
+        let cluster_id = founding.identity.cluster_id;
+        let (lifetime, ahead) = (self.lifetime, self.new_cluster.take(cluster_id).await);
         let made = blocking(move || {
             let founder = pki::Bootstrapper {
-                cluster_id: founding.identity.cluster_id,
+                cluster_id,
                 node_id: founding.identity.node_id,
                 node_key: &founding.node_key,
-                lifetime,
             };
-            pki::found(&etcd, &founder)
+            pki::found(&etcd, &founder, || {
+                ahead.unwrap_or_else(|| pki::NewCluster::make(&founder, lifetime))
+            })
         });
         match made.await? {
             Ok(ca) => Ok(Done::Authority(ca)),

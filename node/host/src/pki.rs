@@ -501,48 +501,65 @@ pub struct Bootstrapper<'a> {
     pub node_id: NodeId,
     /// The private key of the first node, which also becomes its etcd peer key.
     pub node_key: &'a NodeKey,
-    /// The lifetime of the certificates.
-    pub lifetime: Lifetime,
 }
 
-/// Creates both CAs and this node's etcd peer certificate on the data partition, durably, and
-/// returns the certificate of the cluster CA.
+/// What a cluster begins with, in memory only: its CAs, and the certificate of the first etcd member.
+pub struct NewCluster {
+    authorities: Authorities,
+    peer_certificate: CertificateDer<'static>,
+}
+
+impl NewCluster {
+    /// Makes all of it.
+    pub fn make(founder: &Bootstrapper<'_>, lifetime: Lifetime) -> Result<Self, PkiError> {
+        let cluster = founder.cluster_id;
+        let authorities = Authorities {
+            cluster: Authority::make(&cluster_authority_name(cluster), lifetime)?,
+            etcd: Authority::make(&format!("hearth etcd {cluster}"), lifetime)?,
+        };
+        Self::with(authorities, founder)
+    }
+
+    /// With CAs that were made before.
+    fn with(authorities: Authorities, founder: &Bootstrapper<'_>) -> Result<Self, PkiError> {
+        let key = founder.node_key.public();
+        Ok(Self {
+            peer_certificate: authorities.etcd.issue_peer(founder.node_id, key)?,
+            authorities,
+        })
+    }
+}
+
+/// Saves both CAs and this node's etcd peer certificate on the data partition, durably, and
+/// returns the certificate of the cluster CA. `make` is called if there are no CAs yet.
 ///
 /// Idempotent: if a later boot of the same bootstrap calls it again, it returns the same
 /// certificate, even after the keys have been removed. Blocks on disk I/O.
 pub fn found(
     etcd: &layout::Etcd,
     founder: &Bootstrapper<'_>,
+    make: impl FnOnce() -> Result<NewCluster, PkiError>,
 ) -> Result<CertificateDer<'static>, PkiError> {
     failpoint!("founding.authorities.before");
     let path = etcd.authorities();
-    let authorities = match read(&path)? {
+    let cluster = match read(&path)? {
         Some(stored) => {
             check_cluster(&stored, founder.cluster_id)?;
             if keys_removed(&stored) {
                 return Ok(certificate_of(stored.cluster.as_ref()));
             }
-            authorities(&path, &stored)?
+            NewCluster::with(authorities(&path, &stored)?, founder)?
         }
         None if etcd.data().exists() => {
             return Err(PkiError::Lost {
                 path: path.display().to_string(),
             });
         }
-        None => Authorities {
-            cluster: Authority::make(
-                &cluster_authority_name(founder.cluster_id),
-                founder.lifetime,
-            )?,
-            etcd: Authority::make(
-                &format!("hearth etcd {}", founder.cluster_id),
-                founder.lifetime,
-            )?,
-        },
+        None => make()?,
     };
-    write_all(etcd, founder, &authorities)?;
+    write_all(etcd, founder, &cluster)?;
     failpoint!("founding.authorities.after");
-    Ok(authorities.cluster.certificate.clone())
+    Ok(cluster.authorities.cluster.certificate)
 }
 
 /// Reads the CAs of a bootstrap that has not completed.
@@ -674,16 +691,17 @@ pub fn save_peer(
 fn write_all(
     etcd: &layout::Etcd,
     founder: &Bootstrapper<'_>,
-    authorities: &Authorities,
+    cluster: &NewCluster,
 ) -> Result<(), PkiError> {
+    let NewCluster {
+        authorities,
+        peer_certificate,
+    } = cluster;
     let stored = StoredAuthorities {
         version: VERSION,
         cluster: Some(authorities.cluster.to_stored()),
         etcd: Some(authorities.etcd.to_stored()),
     };
-    let peer_certificate = authorities
-        .etcd
-        .issue_peer(founder.node_id, founder.node_key.public())?;
     let peer = etcd.peer();
     let key = founder.node_key.expose_pkcs8_der();
     let content = [
@@ -692,7 +710,7 @@ fn write_all(
             peer.ca(),
             as_pem("CERTIFICATE", &authorities.etcd.certificate),
         ),
-        (peer.certificate(), as_pem("CERTIFICATE", &peer_certificate)),
+        (peer.certificate(), as_pem("CERTIFICATE", peer_certificate)),
         (peer.key(), as_pem("PRIVATE KEY", &key)),
     ];
     let content: Vec<(&Path, &[u8])> = content

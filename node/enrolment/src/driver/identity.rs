@@ -74,6 +74,8 @@ where
             key_epoch: 0,
             network: parameters.network.clone(),
         };
+        let ids = (identity.cluster_id, identity.node_id);
+        self.new_cluster.begin(ids, &node_key, self.lifetime);
         let cluster_unlock_key = ClusterUnlockKey::generate();
         let recovery = identity.recovery(seed.recovery_recipient, &cluster_unlock_key);
         tracing::info!(

@@ -153,6 +153,7 @@ impl Machine {
             data,
             erase_disks: Arc::new(|_| Ok(())),
             lifetime: self.lifetime,
+            new_cluster: ClusterInTheMaking::default(),
             can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
@@ -361,11 +362,11 @@ async fn a_clock_past_the_end_of_certificates_is_told() {
         cluster_id: founding.identity.cluster_id,
         node_id: founding.identity.node_id,
         node_key: &founding.node_key,
-        lifetime: machine.lifetime,
     };
+    let make = || pki::NewCluster::make(&founder, machine.lifetime);
     let etcd = machine.root.data.etcd();
     machine.root.data.make_directories().unwrap();
-    let ca = pki::found(&etcd, &founder).unwrap();
+    let ca = pki::found(&etcd, &founder, make).unwrap();
     let machine = Machine::of_member(&founding, &ca, &[]);
     let boot = machine.boot(Ok(None));
     let waits = |status: &EnrolmentStatus| match status {

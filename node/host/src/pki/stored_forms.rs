@@ -84,11 +84,11 @@ fn the_stored_form_of_a_founding_stays() {
         cluster_id: CLUSTER,
         node_id: NodeId::from_bytes([0x11; 16]),
         node_key: &node_key,
-        lifetime: lifetime(),
     };
     let (_directory, etcd) = place();
     let path = etcd.authorities();
-    write_all(&etcd, &founder, &both()).unwrap();
+    let cluster = NewCluster::with(both(), &founder).unwrap();
+    write_all(&etcd, &founder, &cluster).unwrap();
     let whole = stored_form!("authorities.pb", fs::read(&path).unwrap());
     remove_authority_keys(&etcd).unwrap();
     let keyless = stored_form!("authorities-without-keys.pb", fs::read(&path).unwrap());
@@ -101,14 +101,15 @@ fn the_stored_form_of_a_founding_stays() {
     is_that(&read.cluster, &cluster_name(), 0x21);
     is_that(&read.etcd, &etcd_name(), 0x23);
     let certificate = both().cluster.certificate;
-    assert_eq!(found(&etcd, &founder).unwrap(), certificate);
+    let make = || panic!("there are some");
+    assert_eq!(found(&etcd, &founder, make).unwrap(), certificate);
     fs::write(&path, keyless).unwrap();
     assert!(!has_authority_keys(&etcd).unwrap());
     assert!(matches!(
         load(&etcd, CLUSTER),
         Err(PkiError::KeyRemoved { which: "cluster" })
     ));
-    assert_eq!(found(&etcd, &founder).unwrap(), certificate);
+    assert_eq!(found(&etcd, &founder, make).unwrap(), certificate);
 }
 
 /// The files for etcd's peer connections. etcd reads them.

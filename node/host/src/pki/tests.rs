@@ -52,15 +52,14 @@ impl Site {
     }
 
     fn found_as(&self, cluster_id: ClusterId) -> Result<CertificateDer<'static>, PkiError> {
-        found(
-            &self.etcd,
-            &Bootstrapper {
-                cluster_id,
-                node_id: NodeId::from_public_key(&self.node_key.public()),
-                node_key: &self.node_key,
-                lifetime: Lifetime::since_build(build_time()),
-            },
-        )
+        let founder = Bootstrapper {
+            cluster_id,
+            node_id: NodeId::from_public_key(&self.node_key.public()),
+            node_key: &self.node_key,
+        };
+        found(&self.etcd, &founder, || {
+            NewCluster::make(&founder, Lifetime::since_build(build_time()))
+        })
     }
 
     fn peer_files(&self) -> [PathBuf; 3] {
