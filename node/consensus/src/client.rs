@@ -448,8 +448,8 @@ impl NamespacedClient {
         self.list_all(&[prefix]).await
     }
 
-    /// Like [`Self::list`], for several prefixes, all at one revision. Only the first page of the first one waits for its
-    /// turn: etcd has that revision then, so it reads all others from memory, and at once.
+    /// Like [`Self::list`], for several prefixes, all at one revision. Only the first page of the first one is a linearizable
+    /// read: it tells the revision, and at that this etcd reads all others without asking its peers, at the same time.
     pub async fn list_all<const N: usize>(
         &self,
         prefixes: &[&str; N],
@@ -480,7 +480,7 @@ impl NamespacedClient {
                 .with_limit(RECORDS_PER_PAGE)
                 .with_revision(listing.revision);
             if listing.revision > 0 {
-                // No question to the other members is needed: this one has that revision.
+                // This etcd has that revision, so it need not ask its peers.
                 options = options.with_serializable();
             }
             let mut page = self.step(WHAT, kv.get(key, Some(options))).await?;

@@ -450,7 +450,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         data,
         erase_disks: Arc::new(move |owner| volumes::erase_all(&further, owner)),
         lifetime,
-        new_cluster: driver::ClusterInTheMaking::default(),
+        new_cluster: driver::ClusterPreparation::default(),
         can_run_kubernetes,
         report: Arc::new(report),
         console: console::DEVICE.into(),

@@ -46,7 +46,7 @@ use super::sealed::{Disowned, Founding, Member, Registering, Sealed, SealedStore
 use super::unlocking::{OwnersKey, Waiting};
 use super::{console, disowning};
 
-pub use new_cluster::ClusterInTheMaking;
+pub use new_cluster::ClusterPreparation;
 
 /// Delay before a retry for which an operator has to act first.
 const RARE: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ pub struct Parts<M, A> {
     /// Validity of the certificates that a bootstrap creates.
     pub lifetime: pki::Lifetime,
     /// The authorities of a cluster that is being bootstrapped.
-    pub new_cluster: ClusterInTheMaking,
+    pub new_cluster: ClusterPreparation,
     /// Whether the image has the extension for the Kubernetes roles. If so, a first node whose
     /// parameters name no roles gets them.
     pub can_run_kubernetes: bool,

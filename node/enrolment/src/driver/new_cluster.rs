@@ -14,9 +14,9 @@ type Made = Result<NewCluster, PkiError>;
 
 /// What is being made, and of which cluster.
 #[derive(Default)]
-pub struct ClusterInTheMaking(Mutex<Option<(ClusterId, Blocking<Made>)>>);
+pub struct ClusterPreparation(Mutex<Option<(ClusterId, Blocking<Made>)>>);
 
-impl ClusterInTheMaking {
+impl ClusterPreparation {
     /// Begins, for a cluster and its first node.
     pub(super) fn begin(
         &self,
@@ -36,7 +36,7 @@ impl ClusterInTheMaking {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((cluster_id, making));
     }
 
-    /// What was made for this cluster; none if it was not begun, or already taken.
+    /// What was made for this cluster; none if it was not begun, was already taken, or has panicked.
     pub(super) async fn take(&self, cluster: ClusterId) -> Option<Made> {
         let begun = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (_, making) = begun.filter(|(begun, _)| *begun == cluster)?;

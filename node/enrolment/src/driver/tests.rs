@@ -153,7 +153,7 @@ impl Machine {
             data,
             erase_disks: Arc::new(|_| Ok(())),
             lifetime: self.lifetime,
-            new_cluster: ClusterInTheMaking::default(),
+            new_cluster: ClusterPreparation::default(),
             can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
