@@ -553,8 +553,8 @@ fn warn_of(expedited: std::io::Result<()>) {
 }
 
 /// Counts this boot, tells PID 1 how long to wait before a reboot should the core fail, and starts
-/// the runnables that reset the count once the node is stable, and save the time after the clock was
-/// set. Returns how the last write of the boot record ended; nothing if it cannot be kept.
+/// the runnables that write the count, reset it once the node is stable, and save the time after the
+/// clock was set. Returns how the last write of the boot record ended; nothing if it cannot be kept.
 fn keep_record(
     ctx: &Context,
     node: &Arc<Node>,
@@ -599,10 +599,10 @@ async fn save_when_set(ctx: Context, node: Arc<Node>, time: event::Value<TimeSta
     }
 }
 
-/// Resets the count of failed boots once the node has been HOME for [`WELL_AFTER`], and then saves
+/// Writes that this boot was counted, resets the count once the node has been HOME for [`WELL_AFTER`], and then saves
 /// the time at the same interval. A write that failed is repeated until it succeeds.
 async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterState) -> Outcome {
-    node.clone().record(BootCounter::write_again).await?;
+    node.clone().record(BootCounter::write_due).await?;
     ctx.healthy();
     tokio::select! {
         home = cluster_state.get_home() => match home {

@@ -3,7 +3,8 @@
 //! If the core dies, PID 1 reboots the machine. A machine that keeps failing must not reboot at
 //! full speed. PID 1 has no state of its own, so the core counts: each boot increments the counter,
 //! and a node that has run without failure for a while resets it to zero. The core derives the
-//! delay from the counter and writes it to a file for PID 1 before anything else can fail.
+//! delay from the counter and writes it to a file for PID 1 before anything else can fail. The boot
+//! does not wait until the counter is written: that takes two flushes of the disk.
 //!
 //! The time is saved for machines whose clock has no battery; [`clock`](crate::clock) says when it is believed.
 //!
@@ -12,7 +13,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearth_api::chain;
 use hearth_api::private::BootRecord;
 use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
 use prost::Message;
@@ -45,12 +45,14 @@ pub struct BootCounter {
     clock: BootClock,
     /// The last time that may be believed, in seconds since 1970.
     saved: i64,
+    /// Whether the record on the disk is this one.
+    written: bool,
     last_write: LastWrite,
 }
 
 impl BootCounter {
     /// Reads the record, sets the clock to the saved time if that is ahead and can be believed, and
-    /// counts this boot; that it could not be written shows in [`Self::last_write`].
+    /// counts this boot; [`Self::write_due`] writes that.
     ///
     /// # Errors
     ///
@@ -74,17 +76,14 @@ impl BootCounter {
             false => 0,
         };
         let restless_boots = record.restless_boots.saturating_add(1);
-        let mut keeper = Self {
+        Ok(Self {
             slots,
             restless_boots,
             clock,
             saved,
+            written: false,
             last_write: LastWrite::none(),
-        };
-        if let Err(error) = keeper.save() {
-            tracing::warn!("cannot write the boot record: {}", chain(&error));
-        }
-        Ok(keeper)
+        })
     }
 
     /// How the last write ended.
@@ -92,11 +91,11 @@ impl BootCounter {
         &self.last_write
     }
 
-    /// Writes what the last write could not.
-    pub fn write_again(&mut self) -> Result<(), SlotError> {
-        match self.last_write.failed() {
-            true => self.save(),
-            false => Ok(()),
+    /// Writes the record if it has not been written yet, or the last write has failed.
+    pub fn write_due(&mut self) -> Result<(), SlotError> {
+        match self.written {
+            true => Ok(()),
+            false => self.save(),
         }
     }
 
@@ -128,6 +127,7 @@ impl BootCounter {
             saved_time: self.saved,
         };
         let written = self.write(&record.encode_to_vec());
+        self.written = written.is_ok();
         self.last_write.note(written)
     }
 
@@ -174,9 +174,15 @@ mod tests {
     }
 
     /// With the clock of this machine, which is right, and an image that was built in 2023.
-    fn begin(esp: &tempfile::TempDir) -> Result<BootCounter, SlotError> {
+    fn read(esp: &tempfile::TempDir) -> BootCounter {
         let built = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        BootCounter::begin(&file(esp), BootClock::begin(built))
+        BootCounter::begin(&file(esp), BootClock::begin(built)).unwrap()
+    }
+
+    fn begin(esp: &tempfile::TempDir) -> Result<BootCounter, SlotError> {
+        let mut keeper = read(esp);
+        keeper.write_due()?;
+        Ok(keeper)
     }
 
     #[test]
@@ -219,16 +225,19 @@ mod tests {
         let record = std::fs::read(&a).unwrap();
         std::fs::remove_file(&a).unwrap();
         std::fs::create_dir(&a).unwrap();
-        let mut keeper = begin(&esp).unwrap();
+        let mut keeper = read(&esp);
         assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
         for _ in 0..2 {
-            assert!(keeper.last_write().failed());
-            keeper.write_again().unwrap_err();
+            keeper.write_due().unwrap_err();
+            assert!(keeper.last_write().value().get().flatten().is_some());
         }
         std::fs::remove_dir(&a).unwrap();
-        keeper.write_again().unwrap();
-        assert!(!keeper.last_write().failed());
-        assert_ne!(std::fs::read(&a).unwrap(), record);
+        keeper.write_due().unwrap();
+        assert_eq!(keeper.last_write().value().get(), Some(None));
+        let written = std::fs::read(&a).unwrap();
+        assert_ne!(written, record);
+        keeper.write_due().unwrap();
+        assert_eq!(std::fs::read(&a).unwrap(), written);
         assert_eq!(begin(&esp).unwrap().restless_boots, FREE_BOOTS + 2);
     }
 
