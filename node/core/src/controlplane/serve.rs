@@ -80,21 +80,20 @@ pub(super) async fn serve(
         }
         Own::Certified(own) => (own, None),
     };
-    // Nobody is told of the curator before both are done.
+    // Nobody is told of the curator before both are done. Enrolment, which only waits for what is saved, goes on meanwhile.
     let save = async {
-        match &founder {
-            Some(founder) => founder.save(&worker.root.data).await,
-            None => Ok(()),
+        if let Some(founder) = founder {
+            founder.save(&worker.root.data).await?;
+            worker.founded.set(founder.founded());
         }
+        Ok(())
     };
     let curator = start_curator(ctx, worker, &handle, own, peers);
     let (port, ()) = tokio::try_join!(curator, save)?;
     control_plane.curator_port = Some(port);
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Curator);
-    if let Some(founder) = founder {
-        worker.founded.set(founder.founded());
-    }
+    worker.curator_listens.set(());
     ctx.healthy();
     loop {
         tokio::select! {
