@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 use hearth_api::identity::NodeId;
 use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
 use hearth_api::ranges::ClusterRanges;
+use hearth_base::logtree::{Backlog, Query};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, kubernetes_authorities};
 use hearth_host::bundle::Bundle;
@@ -115,12 +116,20 @@ impl Drop for Cluster {
             let last = &lines[lines.len().saturating_sub(40)..];
             eprintln!("{program}:\n{}", last.join("\n"));
         }
+        let last = Query {
+            backlog: Backlog::Count(40),
+            ..Query::subtree("")
+        };
+        eprintln!("etcd:");
+        for entry in self.site.log.read(last).backlog {
+            eprintln!("{}", entry.concise(0));
+        }
     }
 }
 
 /// A control plane, which is stopped when it is dropped.
 pub(crate) struct Cluster {
-    _site: Site,
+    site: Site,
     _etcd: Running,
     directory: PathBuf,
     programs: PathBuf,
@@ -160,7 +169,7 @@ impl Cluster {
             apiserver: None,
             _manager: None,
             _etcd: etcd,
-            _site: site,
+            site,
         };
         drop(free);
         cluster.write_files();
@@ -220,7 +229,7 @@ impl Cluster {
     /// Starts the API server (again) and waits until it is ready.
     pub(crate) async fn start_apiserver(&mut self) {
         // The etcd socket is relative to this directory.
-        let work = self._site.root.ephemeral.consensus();
+        let work = self.site.root.ephemeral.consensus();
         let mut command = self.command("kube-apiserver", &work);
         let issuer = "https://kubernetes.default.svc.cluster.local";
         for (name, value) in [
