@@ -41,7 +41,7 @@ fn value(line: &CommandLine, option: &str) -> String {
 fn each_accelerator_has_its_cpu() {
     let tcg = command(&machine());
     assert_eq!(value(&tcg, "-accel"), "tcg,thread=multi,tb-size=256");
-    assert_eq!(value(&tcg, "-cpu"), "max,-cx16");
+    assert_eq!(value(&tcg, "-cpu"), "max,-cx16,-erms");
     for (memory_mib, buffer_mib) in [(256, 256), (1024, 512), (8192, 1024)] {
         let machine = Machine {
             memory_mib,
