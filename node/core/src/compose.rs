@@ -139,7 +139,6 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (bootstrap_writer, bootstrap) = event::value();
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
-    let (curator_listens_writer, curator_listens) = event::value();
     let (status_writer, status) = event::value();
     let (waiting_writer, waiting) = event::value();
     let (owners_key_writer, owners_key) = event::value();
@@ -247,7 +246,6 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             ask_bound: controlplane::ASK_BOUND,
             prover: prover.clone(),
             founded: founded_writer,
-            curator_listens: curator_listens_writer,
             control_plane: control_plane_writer,
             consensus: consensus_writer,
         }),
@@ -462,7 +460,6 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         address,
         time: time_status,
         founded,
-        curator_listens,
         storage: storage_writer,
         data_volume: data_volume_writer,
         bootstrap: bootstrap_writer,

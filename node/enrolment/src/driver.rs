@@ -96,8 +96,6 @@ pub struct Parts<M, A> {
     pub time: event::Value<TimeStatus>,
     /// Read: the result of a bootstrap, from the control plane.
     pub founded: event::Value<Founded>,
-    /// Read: set once the curator of this node is listening.
-    pub curator_listens: event::Value<()>,
     /// Written: how the mounted data partition is encrypted.
     pub storage: event::Writer<InUse>,
     /// Written: its owner and keys, once it is mounted.
@@ -647,12 +645,7 @@ where
             None => self.load_directory().await?,
         };
         let own = match self.founded.get() {
-            Some(founded) => {
-                // It is HOME when its owner can reach it.
-                let listens = self.curator_listens.watch().next().await;
-                listens.map_err(again)?;
-                founded.own
-            }
+            Some(founded) => founded.own,
             None => OwnCertificate::new(&credentials, tls::wall_clock()).map_err(refuse)?,
         };
         let identity = &member.identity;

@@ -84,8 +84,6 @@ pub(crate) struct Worker {
     /// Has the TPM, in which starts are counted.
     pub prover: Option<Arc<Prover>>,
     pub founded: Writer<Founded>,
-    /// Set once the curator is listening.
-    pub curator_listens: Writer<()>,
     pub control_plane: Writer<LocalControlPlane>,
     /// The handle of etcd; `None` while it does not run on this node.
     pub consensus: Writer<Option<Handle>>,

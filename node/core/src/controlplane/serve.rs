@@ -80,20 +80,21 @@ pub(super) async fn serve(
         }
         Own::Certified(own) => (own, None),
     };
-    // Nobody is told of the curator before both are done. Enrolment, which only waits for what is saved, goes on meanwhile.
+    // Nobody is told of the curator before both are done.
     let save = async {
-        if let Some(founder) = founder {
-            founder.save(&worker.root.data).await?;
-            worker.founded.set(founder.founded());
+        match &founder {
+            Some(founder) => founder.save(&worker.root.data).await,
+            None => Ok(()),
         }
-        Ok(())
     };
     let curator = start_curator(ctx, worker, &handle, own, peers);
     let (port, ()) = tokio::try_join!(curator, save)?;
     control_plane.curator_port = Some(port);
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Curator);
-    worker.curator_listens.set(());
+    if let Some(founder) = founder {
+        worker.founded.set(founder.founded());
+    }
     ctx.healthy();
     loop {
         tokio::select! {

@@ -73,7 +73,6 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         bootstrap,
         member,
         founded: founded_writer,
-        curator_listens: event::value().0,
         disowned,
         cluster_state: site.state.1.clone(),
         etcd_peers: site.config(false).peer_listen,
@@ -197,14 +196,14 @@ async fn a_cluster_is_founded_once() {
     boot.bootstrap.set(Arc::new(data));
     let founded = next("the founding", &mut boot.founded.watch()).await;
 
-    // When `founded` is set, the result is on the disk; the curator follows.
+    // When `founded` is set, the result is on the disk and the curator is listening.
     let node = site.root.data.node();
     let saved = credentials::load(&node.credentials()).unwrap().unwrap();
     assert_eq!(saved.certificate, founded.credentials.certificate);
     let assigned = rolefetch::load(&node.roles()).unwrap();
     assert_eq!(assigned.map(|assigned| assigned.roles), Some(roles));
     assert!(!pki::has_authority_keys(&site.root.data.etcd()).unwrap());
-    let control_plane = boot.serves().await;
+    let control_plane = boot.control_plane.get().unwrap();
     assert_eq!(control_plane.curator_port, Some(boot.curator.port()));
     let found = domain(&site, &founded.credentials, boot.curator.port()).await;
     assert_eq!(found, wanted);

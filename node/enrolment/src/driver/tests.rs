@@ -40,8 +40,6 @@ pub(crate) struct Machine {
     pub(crate) console: PathBuf,
     /// That of the certificates that its image makes.
     lifetime: pki::Lifetime,
-    /// Its curator does not listen by itself: the test says when it does.
-    late_curator: bool,
 }
 
 /// One boot of the machine.
@@ -52,7 +50,6 @@ pub(crate) struct Boot {
     pub(crate) member: event::Value<MemberData>,
     status: event::Value<EnrolmentStatus>,
     address: Option<event::Writer<IpAddr>>,
-    curator_listens: Arc<event::Writer<()>>,
     power: Power,
 }
 
@@ -72,7 +69,6 @@ impl Machine {
             console: dir.path().join("console"),
             unlock_at: free_address(),
             lifetime: pki::Lifetime::since_build(SystemTime::now()),
-            late_curator: false,
             root,
             _dir: dir,
         }
@@ -129,7 +125,6 @@ impl Machine {
         let (address_writer, address) = event::value();
         let (bootstrap_writer, bootstrap) = event::value();
         let (founded_writer, founded) = event::value();
-        let (curator_writer, curator_listens) = event::value();
         let (member_writer, member) = event::value();
         let (standing_writer, status) = event::value();
         let (waiting, waits) = event::value();
@@ -171,7 +166,6 @@ impl Machine {
             address: address.clone(),
             time: event::value().1,
             founded,
-            curator_listens,
             storage: event::value().0,
             data_volume: event::value().0,
             bootstrap: bootstrap_writer,
@@ -188,12 +182,9 @@ impl Machine {
         });
         let root = self.root.clone();
         let founded = Arc::new(founded_writer);
-        let curator_listens = Arc::new(curator_writer);
-        let curator = (!self.late_curator).then(|| curator_listens.clone());
         let top = runnable(move |ctx: Context| {
             let (parts, root) = (parts.clone(), root.clone());
             let (bootstrap, founded) = (bootstrap.clone(), founded.clone());
-            let curator = curator.clone();
             let state_worker = state_worker.clone();
             let unlocking = unlocking.clone();
             async move {
@@ -203,8 +194,7 @@ impl Machine {
                 })?;
                 ctx.run("enrolment", move |ctx| run(ctx, parts.clone()))?;
                 ctx.run("controlplane", move |ctx| {
-                    let told = (founded.clone(), curator.clone());
-                    control_plane(ctx, root.clone(), bootstrap.clone(), told)
+                    control_plane(ctx, root.clone(), bootstrap.clone(), founded.clone())
                 })?;
                 ctx.healthy();
                 ctx.cancelled().await;
@@ -218,7 +208,6 @@ impl Machine {
             member,
             status,
             address: Some(address_writer),
-            curator_listens,
             power,
         }
     }
@@ -245,7 +234,7 @@ async fn control_plane(
     ctx: Context,
     root: Root,
     bootstrap: event::Value<Arc<BootstrapData>>,
-    (founded, curator): (Arc<event::Writer<Founded>>, Option<Arc<event::Writer<()>>>),
+    founded: Arc<event::Writer<Founded>>,
 ) -> Outcome {
     ctx.healthy();
     let mut bootstrap = bootstrap.watch();
@@ -275,9 +264,6 @@ async fn control_plane(
         own: hearth_api::testing::own(&credentials),
         credentials: Arc::new(credentials),
     });
-    if let Some(curator) = curator {
-        curator.set(());
-    }
     ctx.cancelled().await;
     Ok(())
 }
@@ -326,18 +312,8 @@ fn input(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded 
 
 #[tokio::test]
 async fn a_machine_founds_its_cluster_and_returns_to_it() {
-    let mut machine = Machine::new();
-    machine.late_curator = true;
+    let machine = Machine::new();
     let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
-    let hands_over = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Working(work) if work.starts_with("hand over"));
-    boot.until(hands_over).await;
-    assert!(matches!(machine.sealed(), Sealed::Member(_)));
-    assert_eq!(
-        boot.state.get(),
-        State::Unknown,
-        "until its curator listens"
-    );
-    boot.curator_listens.set(());
     let first = boot.settled().await;
     boot.becomes(State::Home).await;
     assert_eq!(boot.off().await, ["hearth: reached storage insecure"]);

@@ -278,7 +278,6 @@ impl Cluster {
             bootstrap,
             member: members.clone(),
             founded: event::value().0,
-            curator_listens: event::value().0,
             disowned,
             cluster_state: node.site.state.1.clone(),
             etcd_peers: node.site.config(false).peer_listen,
