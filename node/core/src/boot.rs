@@ -21,7 +21,7 @@ use hearth_base::supervisor::{
     Context, Failure, Options, Outcome, Supervisor, runnable, spawn_blocking,
 };
 use hearth_enrolment::sealed::{SealedStore, Sealer, Stored};
-use hearth_host::boot_record::BootCounter;
+use hearth_host::boot_record::{BootCounter, NotWritten};
 use hearth_host::bundle::Binary;
 use hearth_host::clock::BootClock;
 use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
@@ -38,7 +38,6 @@ use hearth_host::{esp, extensions, network_control};
 use hearth_installer::Installer;
 use hearth_kubernetes::AUDIT_LOG;
 use hearth_sys::kmsg::{self, Kmsg};
-use hearth_sys::slots::SlotError;
 use hearth_sys::{cgroups, child, files, memory, mount_table, mounts, rcu, sysctl, tpm, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -193,8 +192,8 @@ async fn core() -> Result<PowerRequest, Error> {
             supervisor.shutdown().await;
             match tokio::time::timeout(REST_BOUND, node.clone().rest()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!("cannot write boot record: {error}"),
-                Err(_) => tracing::warn!("cannot write boot record: the ESP does not respond"),
+                Ok(Err(error)) => tracing::warn!("{error}"),
+                Err(_) => tracing::warn!("cannot write the boot record: the ESP does not respond"),
             }
             go_down(&node.root);
             console.flush(FLUSH_BOUND);
@@ -602,7 +601,7 @@ async fn save_when_set(ctx: Context, node: Arc<Node>, time: event::Value<TimeSta
 /// Writes that this boot was counted, resets the count once the node has been HOME for [`WELL_AFTER`], and then saves
 /// the time at the same interval. A write that failed is repeated until it succeeds.
 async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterState) -> Outcome {
-    node.clone().record(BootCounter::write_due).await?;
+    node.clone().record(BootCounter::save).await?;
     ctx.healthy();
     tokio::select! {
         home = cluster_state.get_home() => match home {
@@ -632,7 +631,7 @@ impl Node {
     /// Changes the boot record, if there is one.
     async fn record(
         self: Arc<Self>,
-        change: fn(&mut BootCounter) -> Result<(), SlotError>,
+        change: fn(&mut BootCounter) -> Result<(), NotWritten>,
     ) -> Outcome {
         spawn_blocking(move || {
             let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);

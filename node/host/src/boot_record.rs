@@ -38,6 +38,11 @@ pub fn boot_id() -> std::io::Result<String> {
     Ok(text.trim().to_owned())
 }
 
+/// The boot record could not be written. What it should say is kept for the next write.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the boot record")]
+pub struct NotWritten(#[source] SlotError);
+
 /// The boot record on one ESP.
 pub struct BootCounter {
     slots: SlotPair<FileSlot>,
@@ -45,14 +50,12 @@ pub struct BootCounter {
     clock: BootClock,
     /// The last time that may be believed, in seconds since 1970.
     saved: i64,
-    /// Whether the record on the disk is this one.
-    written: bool,
     last_write: LastWrite,
 }
 
 impl BootCounter {
     /// Reads the record, sets the clock to the saved time if that is ahead and can be believed, and
-    /// counts this boot; [`Self::write_due`] writes that.
+    /// counts this boot; [`Self::save`] writes that.
     ///
     /// # Errors
     ///
@@ -81,7 +84,6 @@ impl BootCounter {
             restless_boots,
             clock,
             saved,
-            written: false,
             last_write: LastWrite::none(),
         })
     }
@@ -91,21 +93,13 @@ impl BootCounter {
         &self.last_write
     }
 
-    /// Writes the record if it has not been written yet, or the last write has failed.
-    pub fn write_due(&mut self) -> Result<(), SlotError> {
-        match self.written {
-            true => Ok(()),
-            false => self.save(),
-        }
-    }
-
     /// How long PID 1 must wait before it reboots if the core dies in this boot.
     pub fn reboot_delay(&self) -> Duration {
         delay(self.restless_boots)
     }
 
     /// Resets the counter: the node has run without failure for a while, or shuts down cleanly.
-    pub fn rest(&mut self) -> Result<(), SlotError> {
+    pub fn rest(&mut self) -> Result<(), NotWritten> {
         self.restless_boots = 0;
         self.save()
     }
@@ -115,7 +109,7 @@ impl BootCounter {
         clippy::disallowed_methods,
         reason = "the time that is saved is the system clock"
     )]
-    pub fn save(&mut self) -> Result<(), SlotError> {
+    pub fn save(&mut self) -> Result<(), NotWritten> {
         let now = SystemTime::now();
         if self.clock.may_save(now) {
             let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -127,8 +121,7 @@ impl BootCounter {
             saved_time: self.saved,
         };
         let written = self.write(&record.encode_to_vec());
-        self.written = written.is_ok();
-        self.last_write.note(written)
+        self.last_write.note(written).map_err(NotWritten)
     }
 
     /// A record that cannot be read is overwritten: a lost counter and a lost time must not stop the boot.
@@ -179,9 +172,9 @@ mod tests {
         BootCounter::begin(&file(esp), BootClock::begin(built)).unwrap()
     }
 
-    fn begin(esp: &tempfile::TempDir) -> Result<BootCounter, SlotError> {
+    fn begin(esp: &tempfile::TempDir) -> Result<BootCounter, NotWritten> {
         let mut keeper = read(esp);
-        keeper.write_due()?;
+        keeper.save()?;
         Ok(keeper)
     }
 
@@ -228,16 +221,13 @@ mod tests {
         let mut keeper = read(&esp);
         assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
         for _ in 0..2 {
-            keeper.write_due().unwrap_err();
-            assert!(keeper.last_write().value().get().flatten().is_some());
+            keeper.save().unwrap_err();
+            assert!(keeper.last_write().failed());
         }
         std::fs::remove_dir(&a).unwrap();
-        keeper.write_due().unwrap();
-        assert_eq!(keeper.last_write().value().get(), Some(None));
-        let written = std::fs::read(&a).unwrap();
-        assert_ne!(written, record);
-        keeper.write_due().unwrap();
-        assert_eq!(std::fs::read(&a).unwrap(), written);
+        keeper.save().unwrap();
+        assert!(!keeper.last_write().failed());
+        assert_ne!(std::fs::read(&a).unwrap(), record);
         assert_eq!(begin(&esp).unwrap().restless_boots, FREE_BOOTS + 2);
     }
 

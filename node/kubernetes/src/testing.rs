@@ -35,6 +35,9 @@ const NAMED_BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 /// Timeout for a control plane on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
+/// How many lines of each program a failed test prints.
+const LAST_LINES: usize = 40;
+
 /// Polls until the result is there.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
@@ -113,11 +116,11 @@ impl Drop for Cluster {
             let log = fs::read_to_string(self.file(&format!("{program}.log")));
             let log = log.unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
-            let last = &lines[lines.len().saturating_sub(40)..];
+            let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
             eprintln!("{program}:\n{}", last.join("\n"));
         }
         let last = Query {
-            backlog: Backlog::Count(40),
+            backlog: Backlog::Count(LAST_LINES),
             ..Query::subtree("")
         };
         eprintln!("etcd:");

@@ -135,7 +135,7 @@ async fn an_esp_that_takes_no_writes_is_told_and_written_again() -> Outcome {
     let fault = failing_esp(&node).await?;
     let vm = node.power_on().await?;
     vm.set_disk_fault(0, Some(&fault)).await?;
-    vm.says(&["boot_record.0: cannot write", "Input/output error"])
+    vm.says(&["cannot write the boot record", "Input/output error"])
         .await?;
     vm.home().await?;
     let owner = vm.owned().await?;
