@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `serial.log` | everything the machine wrote to its console |
 //! | `console.sock` | its console, for typing; meanwhile the log may have a character twice |
-//! | `qmp.log` | messages on QMP, with seconds since QEMU's start |
+//! | `qmp.log` | messages on QMP, with seconds since QEMU's start; where the processors were when a wait timed out |
 //! | `qemu.log` | QEMU's own standard output and error |
 //! | `qemu.sh` | the command, for running it by hand |
 //! | `vars.fd` | UEFI variables, kept over restarts |

@@ -191,6 +191,11 @@ async fn a_wait_ends_with_what_the_machine_said() {
         "{text}"
     );
     assert!(text.ends_with(&line(1)), "{text}");
+    // Where it stands is kept: this guest sleeps.
+    let asked = std::fs::read_to_string(silent_dir.qmp_log()).expect("a log");
+    assert!(asked.contains("info registers -a"), "{asked}");
+    assert!(asked.contains(" HLT=1"), "{asked}");
+    assert!(asked.contains("apic"), "{asked}");
     // A guest without support for the power button is ended forcibly.
     let (shutdown, exit) = vm
         .shutdown(Duration::from_millis(50))

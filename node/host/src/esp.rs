@@ -5,6 +5,7 @@
 //! report the error.
 
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use hearth_api::chain;
@@ -15,6 +16,7 @@ use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
 use hearth_sys::firmware::{self, Booted};
 use hearth_sys::mounts::{self, MountFlags};
 use hearth_sys::uevents::Uevents;
+use tokio::time::timeout;
 
 use crate::console::report;
 use crate::layout::Esp;
@@ -24,6 +26,9 @@ use crate::layout::Esp;
 const DISKS_BOUND: Duration = Duration::from_secs(30);
 /// Within this time disks usually appear.
 const USUAL: Duration = Duration::from_secs(2);
+/// How long it may take to find the boot disk and to mount its ESP, beside [`DISKS_BOUND`]: twice as long as the kernel gives
+/// a request to a SATA or NVMe disk.
+const ANSWER_BOUND: Duration = Duration::from_secs(60);
 
 /// The first of the pauses between attempts to find the boot disk, each of which is twice as long as
 /// the one before, up to the last.
@@ -35,10 +40,11 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 pub async fn mount(esp: &Esp) -> Result<PartitionDevice, Failure> {
     let [mut pause, longest] = PAUSES;
     loop {
-        match spawn_blocking(find).await? {
+        match answered(spawn_blocking(find), report).await? {
             Ok(partition) => {
                 let (esp, found) = (esp.clone(), partition.clone());
-                spawn_blocking(move || mount_partition(&esp, &found)).await??;
+                let mounted = spawn_blocking(move || mount_partition(&esp, &found));
+                answered(mounted, report).await??;
                 return Ok(partition);
             }
             Err(error) if error.is_of_disks() => {
@@ -51,6 +57,19 @@ pub async fn mount(esp: &Esp) -> Result<PartitionDevice, Failure> {
         tokio::time::sleep(pause).await;
         pause = longest.min(pause * 2);
     }
+}
+
+/// Waits for work with the boot disk. A disk that does not answer need not make it fail, ever: the kernel waits for a virtual
+/// disk without a bound. So the console says when it takes too long.
+async fn answered<T>(work: impl Future<Output = T>, report: impl FnOnce(&Report)) -> T {
+    let mut work = pin!(work);
+    let bound = DISKS_BOUND + ANSWER_BOUND;
+    if let Ok(done) = timeout(bound, &mut work).await {
+        return done;
+    }
+    let why = format!("the boot disk: no answer for {} s", bound.as_secs());
+    report(&Report::Waiting(why));
+    work.await
 }
 
 fn mount_partition(esp: &Esp, partition: &PartitionDevice) -> Result<(), Failure> {
@@ -101,5 +120,29 @@ fn find() -> Result<PartitionDevice, BlockError> {
                 report(&Report::Waiting(format!("the boot disk: {missing}")));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_does_not_answer_is_told_once() {
+        let told = RefCell::new(Vec::new());
+        let report = |report: &Report| told.borrow_mut().push(report.to_string());
+        let takes = |seconds| async move {
+            sleep(Duration::from_secs(seconds)).await;
+            seconds
+        };
+        assert_eq!(answered(takes(80), report).await, 80);
+        assert!(told.borrow().is_empty());
+        assert_eq!(answered(takes(1000), report).await, 1000);
+        let expected = "hearth: waiting for the boot disk: no answer for 90 s";
+        assert_eq!(told.into_inner(), [expected]);
     }
 }

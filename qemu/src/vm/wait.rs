@@ -1,4 +1,7 @@
 //! Waiting for events of a machine, always with a bound, and with an error that shows the machine's last console lines.
+//!
+//! A machine that stands still prints nothing that says why, so when the bound has passed QEMU is asked where its
+//! processors are; `qmp.log` has the answers, or shows that there were none.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +15,10 @@ use crate::console::{Line, Reported};
 
 /// Number of console lines that an error shows.
 const SHOWN: usize = 30;
+
+/// What QEMU is asked when the bound has passed: where the processors are and whether they sleep, and the timer and the
+/// interrupts that would wake them.
+const PROCESSORS: [&str; 3] = ["info registers -a", "info lapic", "info irq"];
 
 /// Waiting for an event failed.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +170,7 @@ impl Vm {
             Ok(Ok(exit)) => exit
                 .clone()
                 .ok_or_else(|| self.gave_up("its end", Why::Timeout(bound))),
-            _ => Err(self.gave_up("its end", Why::Timeout(bound))),
+            _ => Err(self.gave_up("its end", self.timed_out(bound).await)),
         }
     }
 
@@ -204,9 +211,19 @@ impl Vm {
                 // The machine is no longer watched; nothing will come.
                 Err(_) => Why::Timeout(bound),
             },
-            Err(_) => Why::Timeout(bound),
+            Err(_) => self.timed_out(bound).await,
         };
         Err(self.gave_up(wanted, why))
+    }
+
+    async fn timed_out(&self, bound: Duration) -> Why {
+        for question in PROCESSORS {
+            if let Err(error) = self.qmp.human(question).await {
+                tracing::warn!(machine = self.name, %error, "cannot ask where its processors are");
+                break;
+            }
+        }
+        Why::Timeout(bound)
     }
 
     fn gave_up(&self, wanted: &str, why: Why) -> WaitError {
