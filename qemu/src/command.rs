@@ -47,6 +47,12 @@ const TCG_BUFFER_MIB: std::ops::RangeInclusive<u32> = 256..=1024;
 /// it is HOME.
 const TCG_CPU: &str = "max,-cx16,-erms";
 
+/// An emulated machine has room for a second processor at least. QEMU 7.2 leaves out the memory barriers of a machine that can
+/// never have two, `mfence` and those of locked instructions: no other processor could see the order. But the threads of its
+/// devices do. A virtio driver writes a request and then reads whether the device wants to be told of it; if the processor
+/// reads first, driver and device miss each other, and the request is never answered.
+const TCG_MOST_CPUS: u32 = 2;
+
 /// Parameters of an emulated kernel that is booted directly: timers use the tick, and the tick does not stop. With
 /// high-resolution timers, Linux programs the processor's timer at nearly each sleep and each idle moment, and for QEMU
 /// that is an access to a device under its global lock and a change of its own timers: an eighth of the processor time
@@ -364,6 +370,7 @@ impl Machine {
     }
 
     fn cpu(&self, line: &mut CommandLine) {
+        let mut cpus = Options::of(&self.cpus.to_string());
         match self.accel {
             Accel::Kvm => {
                 line.option("-accel", "kvm").option("-cpu", "host");
@@ -375,9 +382,10 @@ impl Machine {
                     .set("thread", "multi")
                     .set("tb-size", buffer_mib.to_string());
                 line.option("-accel", accel).option("-cpu", TCG_CPU);
+                cpus = cpus.set("maxcpus", self.cpus.max(TCG_MOST_CPUS).to_string());
             }
         }
-        line.option("-smp", self.cpus.to_string());
+        line.option("-smp", cpus);
     }
 
     fn memory(&self, line: &mut CommandLine) {

@@ -53,6 +53,15 @@ fn each_accelerator_has_its_cpu() {
     let kvm = command(&Machine::new("a", Accel::Kvm));
     assert_eq!(value(&kvm, "-accel"), "kvm");
     assert_eq!(value(&kvm, "-cpu"), "host");
+    assert_eq!(value(&kvm, "-smp"), "1");
+}
+
+#[test]
+fn an_emulated_machine_has_room_for_a_second_processor() {
+    for (cpus, expected) in [(1, "1,maxcpus=2"), (2, "2,maxcpus=2"), (4, "4,maxcpus=4")] {
+        let machine = Machine { cpus, ..machine() };
+        assert_eq!(value(&command(&machine), "-smp"), expected);
+    }
 }
 
 #[test]
