@@ -51,7 +51,7 @@ const TCG_CPU: &str = "max,-cx16,-erms";
 /// never have two, `mfence` and those of locked instructions: no other processor could see the order. But the threads of its
 /// devices do. A virtio driver writes a request and then reads whether the device wants to be told of it; if the processor
 /// reads first, driver and device miss each other, and the request is never answered.
-const TCG_MOST_CPUS: u32 = 2;
+const TCG_LEAST_MAXCPUS: u32 = 2;
 
 /// Parameters of an emulated kernel that is booted directly: timers use the tick, and the tick does not stop. With
 /// high-resolution timers, Linux programs the processor's timer at nearly each sleep and each idle moment, and for QEMU
@@ -382,7 +382,7 @@ impl Machine {
                     .set("thread", "multi")
                     .set("tb-size", buffer_mib.to_string());
                 line.option("-accel", accel).option("-cpu", TCG_CPU);
-                cpus = cpus.set("maxcpus", self.cpus.max(TCG_MOST_CPUS).to_string());
+                cpus = cpus.set("maxcpus", self.cpus.max(TCG_LEAST_MAXCPUS).to_string());
             }
         }
         line.option("-smp", cpus);
