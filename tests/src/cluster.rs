@@ -204,10 +204,23 @@ impl Cluster {
         nodes: u16,
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
+        Self::founded_in(test, &NetworkOptions::default(), nodes, planned).await
+    }
+
+    /// The same in a network with these options.
+    ///
+    /// # Errors
+    /// If that fails or times out.
+    pub async fn founded_in(
+        test: &TestCtx,
+        options: &NetworkOptions,
+        nodes: u16,
+        planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
+    ) -> anyhow::Result<Self> {
         let Machines {
             mut members,
             network,
-        } = Machines::install(test, nodes, planned).await?;
+        } = Machines::install_in(test, options, nodes, planned).await?;
         let first = &mut members[0];
         first.start().await?;
         first.home().await?;

@@ -1,16 +1,18 @@
 //! A real registry of images: that of the Distribution project, on the host.
 //!
 //! It serves TLS with a certificate of an authority of its own. A machine whose network is QEMU's own and not restricted
-//! ([`hearth_qemu::network::UserNetwork`]) reaches it under [`Registry::name`]. Images are put into the folder of the
-//! registry in the form in which it stores them, so that no client is needed for that.
+//! ([`hearth_qemu::network::UserNetwork`]) reaches it under [`Registry::name`], and so do machines whose network has
+//! [`way_out`]. Images are put into the folder of the registry in the form in which it stores them, so that no client is
+//! needed for that.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use hearth_qemu::command::CommandLine;
+use hearth_qemu::switch::WayOut;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -18,7 +20,7 @@ use tokio::process::{Child, Command};
 use crate::{LabError, Result, tool};
 
 /// What the gateway of a single machine's network forwards to the host's loopback address.
-const GATEWAY: &str = "10.0.2.2";
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The user and the password for [`Access::Login`].
 pub const LOGIN: &str = "anna:secret";
 /// The password as bcrypt has it, for the registry's file of users.
@@ -39,6 +41,14 @@ pub enum Access {
     Anyone,
     /// Whoever has the [`LOGIN`].
     Login,
+}
+
+/// A way out of a network of several machines, by which they reach registries as a single machine does.
+pub fn way_out() -> WayOut {
+    let mut way_out = WayOut::default();
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    way_out.aliases.insert(IpAddr::V4(GATEWAY), loopback);
+    way_out
 }
 
 /// A running registry; it ends with this handle.

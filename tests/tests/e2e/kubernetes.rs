@@ -18,10 +18,11 @@ use hearth_api::v1::node_management_client::NodeManagementClient;
 use hearth_api::v1::{
     ClusterState, GetPacketFilterRequest, NodeCondition, PodNetwork, UpdateNodeRolesRequest,
 };
-use hearth_lab::registry::LOGIN;
+use hearth_lab::registry::{self, LOGIN};
 use hearth_lab::tool;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::CommandLine;
+use hearth_qemu::switch::NetworkOptions;
 use hearth_tests::kubernetes::{IMAGE_PORT, condition, items, name};
 use hearth_tests::{Cluster, Kubernetes, Outcome, TestCtx, bounds, here};
 use serde_json::{Value, json};
@@ -36,14 +37,19 @@ fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesReque
 
 /// Both roles are assigned at the founding, if the image has Kubernetes. A pod runs, connects to another and is reached
 /// by address and name; the role is removed and assigned again, and the Node object with it; the last of several
-/// requests within a second wins.
+/// requests within a second wins; images come from registries.
 #[tokio::test]
 async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
+    let options = NetworkOptions {
+        way_out: Some(registry::way_out()),
+        ..NetworkOptions::default()
+    };
+    let mut cluster = Cluster::founded_in(&test, &options, 1, |_, plan| plan.kubernetes()).await?;
     let node = cluster.node(1).id().to_owned();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.ready(&[&node]).await?;
+    test.kubernetes_has_started();
     for kind in ["KubernetesController", "KubernetesWorker"] {
         let met = cluster.condition(1, kind, bounds::KUBERNETES, |c| c.met);
         met.await?;
@@ -84,6 +90,9 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     kubernetes.probe("later", &node).await?;
     let ip = kubernetes.service("later").await?;
     kubernetes.reaches("later", &ip, "later").await?;
+    // At the end: a kubelet that has pulled the test image gives the bundled one to no new pod, because both are one image,
+    // and it only knows that a pod may use it by the name by which it was pulled.
+    images_come_from_registries(&test, &kubernetes, &node).await?;
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()
@@ -91,21 +100,16 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
 
 /// Images come from a registry with an authority of its own, which asks for a password; and from the same one as a mirror
 /// of Docker Hub. What is set counts for the next pull, and no pod is restarted for it.
-#[tokio::test]
-async fn images_come_from_registries() -> Outcome {
-    let test = TestCtx::begin(here!())?;
+async fn images_come_from_registries(
+    test: &TestCtx,
+    kubernetes: &Kubernetes,
+    node: &str,
+) -> Outcome {
     let registry = test.registry().await?;
     let archive = &test.kubernetes()?.probe;
     for name in ["probe", "library/mirrored"] {
         registry.add(archive, name, "1").await?;
     }
-    let machine = test.node("node").kubernetes()?.online().install().await?;
-    let vm = machine.power_on().await?;
-    vm.home().await?;
-    let node = vm.owned().await?.one_healthy_node().await?.id;
-    let kubernetes = Kubernetes::at(&test, &vm, machine.folder()).await?;
-    kubernetes.ready(&[&node]).await?;
-
     let pulled = |image: String| {
         move |spec: &mut Value| {
             let container = &mut spec["containers"][0];
@@ -115,7 +119,7 @@ async fn images_come_from_registries() -> Outcome {
     };
     let name = registry.name();
     let image = pulled(format!("{name}/probe:1"));
-    kubernetes.begin("own", &node, image).await?;
+    kubernetes.begin("own", node, image).await?;
     let unknown = "certificate signed by unknown authority";
     kubernetes.says_of_pulls("own", unknown).await?;
     let authorities = format!("kubernetes.registry_authorities={}", registry.authority()?);
@@ -130,13 +134,12 @@ async fn images_come_from_registries() -> Outcome {
     let mirrors = format!("kubernetes.registry_mirrors=docker.io=https://{name}");
     kubernetes.set(&[&mirrors]).await?;
     let image = pulled("mirrored:1".to_owned());
-    kubernetes.begin("hub", &node, image).await?;
+    kubernetes.begin("hub", node, image).await?;
     kubernetes.runs("hub").await?;
     let restarts = kubernetes.get(&["pod", "own"]).await?;
     let restarts = &restarts["status"]["containerStatuses"][0]["restartCount"];
     ensure!(*restarts == json!(0), "restarts: {restarts}");
-    vm.power_off().await?;
-    test.passed()
+    Ok(())
 }
 
 /// A policy with these rules for connections to a pod.
