@@ -92,7 +92,7 @@ fn words(told: &str) -> String {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -125,8 +125,11 @@ mod tests {
         let (answer, seen) = tokio::join!(http(address, "/healthz"), serve);
         assert_eq!(answer, Ok(()));
         assert!(seen.starts_with("GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:"));
-        drop(listener);
-        let silent = http(address, "/healthz").await.unwrap_err();
+        // Bound, it refuses, and no other test gets its port.
+        let unheard = TcpSocket::new_v4().unwrap();
+        unheard.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let nobody = unheard.local_addr().unwrap();
+        let silent = http(nobody, "/healthz").await.unwrap_err();
         assert!(
             !silent.answered && silent.why.contains("connect"),
             "{silent:?}"
