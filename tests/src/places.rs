@@ -4,8 +4,8 @@
 //! ([`ALL_HAVE_COME`]). A test with a cluster gets the next place before tests with one machine, because the clusters
 //! take longest; but only one cluster runs at a time where there are few places, because its machines keep a small host
 //! busy by themselves. With Kubernetes even one machine does while the control plane starts: such a test goes first, and
-//! alone. Beside others the start takes four times as long, and so do they. Once its nodes are Ready, three quarters of the
-//! host are idle, and a test may say so ([`Place::settle`]).
+//! alone. Beside others the start takes four times as long, and so do they. Once its nodes are Ready, half of a host of two
+//! processors is idle, and a test may say so ([`Place::settle`]).
 
 use std::env;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
