@@ -88,13 +88,6 @@ impl TestCtx {
         Ok(())
     }
 
-    /// The nodes of its Kubernetes cluster are Ready, and are not started again: other tests may have machines beside it.
-    pub fn kubernetes_has_started(&self) {
-        if let Some(place) = self.place.get() {
-            place.settle();
-        }
-    }
-
     /// Its place, which it waits for if it has none. A test does this in one thread.
     fn take(&self, occupant: Occupant) -> anyhow::Result<&Place> {
         match self.place.get() {

@@ -3,9 +3,8 @@
 //! The test harness starts all tests at once, and they wait here, the first ones until the others have come
 //! ([`ALL_HAVE_COME`]). A test with a cluster gets the next place before tests with one machine, because the clusters
 //! take longest; but only one cluster runs at a time where there are few places, because its machines keep a small host
-//! busy by themselves. With Kubernetes even one machine does while the control plane starts: such a test goes first, and
-//! alone. Beside others the start takes four times as long, and so do they. Once its nodes are Ready, half of a host of two
-//! processors is idle, and a test may say so ([`Place::settle`]).
+//! busy by themselves. With Kubernetes even one machine does: such a test goes first, and alone. Beside others it takes
+//! four times as long, and so do they.
 
 use std::env;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,7 +35,7 @@ pub(crate) enum Occupant {
 /// A place, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    occupant: Mutex<Occupant>,
+    occupant: Occupant,
     since: Instant,
 }
 
@@ -105,7 +104,7 @@ impl Place {
     /// If the number of places is invalid.
     pub(crate) fn wait(occupant: Occupant) -> anyhow::Result<Self> {
         let places = places()?;
-        let mut state = lock(&STATE);
+        let mut state = lock();
         *state.waiting(occupant) += 1;
         let opens = *state
             .opens
@@ -125,24 +124,12 @@ impl Place {
         *state.admitted(occupant) += 1;
         // Each kind that waits holds the other up.
         CHANGED.notify_all();
-        Ok(Self {
-            occupant: Mutex::new(occupant),
-            since: Instant::now(),
-        })
+        let since = Instant::now();
+        Ok(Self { occupant, since })
     }
 
     pub(crate) fn occupant(&self) -> Occupant {
-        *lock(&self.occupant)
-    }
-
-    /// A cluster that runs Kubernetes counts as any other from now on.
-    pub(crate) fn settle(&self) {
-        let mut state = lock(&STATE);
-        let mut occupant = lock(&self.occupant);
-        *state.admitted(*occupant) -= 1;
-        *occupant = Occupant::Cluster;
-        *state.admitted(*occupant) += 1;
-        CHANGED.notify_all();
+        self.occupant
     }
 
     /// When the test got it.
@@ -153,15 +140,15 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = lock(&STATE);
-        *state.admitted(self.occupant()) -= 1;
+        let mut state = lock();
+        *state.admitted(self.occupant) -= 1;
         CHANGED.notify_all();
     }
 }
 
 /// Consistent after a panic: no code that holds the lock can panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn places() -> anyhow::Result<usize> {
@@ -195,11 +182,6 @@ mod tests {
         assert!(!state.admits(Kubernetes, 2));
         assert!(!state.admits(Machines, 2) && !state.admits(Cluster, 2));
         assert!(state.admits(Kubernetes, 4) && state.admits(Cluster, 4));
-        // It has settled.
-        (state.kubernetes, state.clusters) = (0, 1);
-        assert!(state.admits(Machines, 2) && !state.admits(Cluster, 2));
-        state.kubernetes_waiting = 1;
-        assert!(!state.admits(Kubernetes, 2) && !state.admits(Machines, 2));
     }
 
     #[test]

@@ -49,7 +49,6 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let node = cluster.node(1).id().to_owned();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.ready(&[&node]).await?;
-    test.kubernetes_has_started();
     for kind in ["KubernetesController", "KubernetesWorker"] {
         let met = cluster.condition(1, kind, bounds::KUBERNETES, |c| c.met);
         met.await?;
