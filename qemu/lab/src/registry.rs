@@ -6,7 +6,7 @@
 //! needed for that.
 
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -45,10 +45,7 @@ pub enum Access {
 
 /// A way out of a network of several machines, by which they reach registries as a single machine does.
 pub fn way_out() -> WayOut {
-    let mut way_out = WayOut::default();
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    way_out.aliases.insert(IpAddr::V4(GATEWAY), loopback);
-    way_out
+    WayOut::with_loopback_at(GATEWAY)
 }
 
 /// A running registry; it ends with this handle.

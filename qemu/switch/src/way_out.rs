@@ -44,7 +44,7 @@ pub(super) mod proxy;
 pub(super) mod resolvers;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,16 @@ pub struct WayOut {
     /// Addresses that stand for others, by the address that machines use: the only way to the host's loopback. They are
     /// reached without a proxy.
     pub aliases: BTreeMap<IpAddr, IpAddr>,
+}
+
+impl WayOut {
+    /// The default, and the loopback address of the host at this one.
+    pub fn with_loopback_at(address: Ipv4Addr) -> Self {
+        Self {
+            aliases: BTreeMap::from([(address.into(), Ipv4Addr::LOCALHOST.into())]),
+            ..Self::default()
+        }
+    }
 }
 
 /// What a flow carries.

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
@@ -179,12 +179,9 @@ async fn an_image_over_http_takes_parameters_from_smbios() -> Outcome {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     // Outside of the machines' network.
     let server = Ipv4Addr::new(192, 0, 2, 80);
-    let mut way_out = WayOut::default();
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    way_out.aliases.insert(IpAddr::V4(server), loopback);
     let port = listener.local_addr()?.port();
     let options = NetworkOptions {
-        way_out: Some(way_out),
+        way_out: Some(WayOut::with_loopback_at(server)),
         boot_url: Some(format!("http://{server}:{port}/hearth.efi")),
         ..NetworkOptions::default()
     };
